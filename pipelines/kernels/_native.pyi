@@ -262,26 +262,26 @@ class LogParser:
 
     def __init__(self, width: int, delimiter: str, form: str, missing: Sequence[str], ids: int, numbers: int, scales: int, isa: str = '', canonical: bool = False) -> None: ...
 
-    def hashed(self, place: int, at: int, buckets: int) -> None:
+    def hashed(self, place: int, offset: int, buckets: int) -> None:
         """A category that is hashed."""
 
-    def hash_bucket(self, place: int, at: int, buckets: int, missing: int) -> None:
+    def hash_bucket(self, place: int, offset: int, buckets: int, missing: int) -> None:
         """
         A category whose id is its hash modulo buckets; missing: the id of a missing value.
         """
 
-    def known(self, place: int, at: int, values: Sequence[str]) -> None:
+    def vocabulary(self, place: int, offset: int, values: Sequence[str]) -> None:
         """A category with a vocabulary."""
 
-    def hashed_list(self, place: int, at: int, buckets: int, width: int, separator: str, repeated: bool, scale: int, newest_first: bool = False) -> None:
+    def hashed_list(self, place: int, offset: int, buckets: int, width: int, separator: str, repeated: bool, scale: int, newest_first: bool = False) -> None:
         """
         A list; repeated: its first item fills it up; scale: or -1; newest_first: its items are turned around.
         """
 
-    def known_list(self, place: int, at: int, values: Sequence[str], width: int, separator: str, repeated: bool, scale: int, newest_first: bool = False) -> None:
+    def vocabulary_list(self, place: int, offset: int, values: Sequence[str], width: int, separator: str, repeated: bool, scale: int, newest_first: bool = False) -> None:
         """A list with a vocabulary."""
 
-    def number(self, place: int, at: int, gap: int, scaling: str, minus: float, divisor: float, fill: float, table: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+    def number(self, place: int, offset: int, gap: int, scaling: str, minus: float, divisor: float, fill: float, table: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
         """
         A number. gap: the column that is 1 where it is missing, or -1. table: float32 [k], what -16 to k - 17 become. Others become
         (x - minus) / divisor, clipped, where scaling is standard or min-max; else they are left to the caller. Of the scaling value all

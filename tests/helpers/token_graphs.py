@@ -42,7 +42,7 @@ def attention(g: Graph, x: str, merged: bool, tokens: int, bias: tuple[str, str]
 def check(g: Graph, path: Path, share: float = 0.01) -> list[type[Step]]:
     """The kinds of the steps of a network [n, 3, 16, 16]; results are close to ONNX Runtime's, of the same bits everywhere."""
     made = image_program(io.load(path))
-    assert not made.rest
+    assert not made.remainder
     samples = g.rng.normal(0, 1, (2, 3, 16, 16)).astype(np.float32)
     outputs = np.stack([reference.run(made, sample) for sample in samples])
     for isa in extension.isas():

@@ -112,7 +112,7 @@ def form(path: Path) -> dict[str, Any]:
     except ZooError as error:
         return {"reason": str(error)}
     if isinstance(program, ImageProgram):
-        remainder = _operators(program.rest) if program.rest else {}
+        remainder = _operators(program.remainder) if program.remainder else {}
         return {"steps": _kinds(program)} | ({"rest": remainder} if remainder else {})
     steps: Counter[str] = Counter()
     operators: Counter[str] = Counter()
@@ -211,8 +211,10 @@ class ImageSession(_NetworkSession):
 
     def _open(self, programs: PackedProgram) -> dict[str, Port]:
         self._program, self._network = programs, programs.open()
-        self._rest = (
-            OnnxRuntimeSession(self.path, self.threads, programs.rest.tobytes()) if programs.rest.size else None
+        self._remainder = (
+            OnnxRuntimeSession(self.path, self.threads, programs.remainder.tobytes())
+            if programs.remainder.size
+            else None
         )
         return {programs.input: Port(np.dtype(programs.dtype), (programs.batch or None, *programs.shape))}
 
@@ -222,8 +224,8 @@ class ImageSession(_NetworkSession):
         results: NDArray[Any] = self._network(contiguous(x), self.threads)
         if program.parts:
             values = _split(results, program.parts)
-            if self._rest is not None:
-                values |= self._rest.run({name: values[name] for name in self._rest.inputs})
+            if self._remainder is not None:
+                values |= self._remainder.run({name: values[name] for name in self._remainder.inputs})
             return {name: values[name] for name in program.outputs}
         if program.ending == "Sigmoid":
             results = 1 / (1 + np.exp(-results))
@@ -235,10 +237,10 @@ class ImageSession(_NetworkSession):
     def executed(self, batch: Batch) -> list[Executed]:
         """Lists the steps and operators that run, see `Session.executed`."""
         steps = _steps(self._program)
-        if self._rest is not None:
+        if self._remainder is not None:
             parts, count = self._program.parts, len(batch[self._program.input])
             values = _split(np.zeros((count, sum(math.prod(shape) for _, shape, _ in parts)), np.float32), parts)
-            steps += self._rest.executed({name: values[name] for name in self._rest.inputs})
+            steps += self._remainder.executed({name: values[name] for name in self._remainder.inputs})
         return steps
 
 

@@ -92,7 +92,7 @@ class PackedProgram:
         result_shape: See `ImageProgram`.
         ending: See `ImageProgram`.
         parts: See `ImageProgram`.
-        rest: Serialized float remainder, uint8.
+        remainder: Serialized float remainder, uint8.
         batch: See `ImageProgram`.
         inputs: See `ImageProgram`.
         calls: Methods of the native `ImageNetwork` with arguments, in order; arrays are packed weights, uint8, and
@@ -107,7 +107,7 @@ class PackedProgram:
     result_shape: tuple[int, ...]
     ending: str
     parts: tuple[ValuePart, ...]
-    rest: NDArray[np.uint8]
+    remainder: NDArray[np.uint8]
     batch: int
     inputs: tuple[tuple[str, tuple[int, ...]], ...]
     calls: tuple[tuple[str, tuple[Any, ...]], ...]
@@ -166,7 +166,7 @@ def pack(program: ImageProgram, isa: str = "") -> PackedProgram:
         program.result_shape,
         program.ending,
         program.parts,
-        np.frombuffer(program.rest, np.uint8),
+        np.frombuffer(program.remainder, np.uint8),
         program.batch,
         program.inputs,
         tuple(calls),

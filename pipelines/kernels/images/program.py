@@ -44,7 +44,7 @@ class ImageProgram:
         ending: Function of the results that ends the graph, one of `ENDINGS`.
         parts: For a graph of several outputs, of integers or with a float remainder: (name, shape of a sample, dtype)
             of the values in the results. The dtype `SELECTION` is int64 of `Suppression`, the number of rows first.
-        rest: Serialized ONNX model of the float remainder, from `parts` to the other outputs; empty without one.
+        remainder: Serialized ONNX model of the float remainder, from `parts` to the other outputs; empty without one.
         batch: Number of samples that such a graph fixes, else 0.
 
     Raises:
@@ -60,7 +60,7 @@ class ImageProgram:
     result_shape: tuple[int, ...]
     ending: str = ""
     parts: tuple[ValuePart, ...] = ()
-    rest: bytes = b""
+    remainder: bytes = b""
     batch: int = 0
     floats: frozenset[int] = frozenset()
     inputs: tuple[tuple[str, tuple[int, ...]], ...] = ()
@@ -82,7 +82,7 @@ class ImageProgram:
             step.check(self, written)
         fits(self, len(written) == len(self.tensors))
         sizes = [int(np.prod(shape, dtype=np.int64)) for _, shape, _ in self.parts]
-        fits(self, sum(sizes) == (self.results if sizes else 0) and (bool(sizes) or not self.rest))
+        fits(self, sum(sizes) == (self.results if sizes else 0) and (bool(sizes) or not self.remainder))
 
     @property
     def results(self) -> int:

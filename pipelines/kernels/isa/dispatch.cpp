@@ -27,11 +27,11 @@ namespace {
 // Those of this build that the CPU runs, best first, the portable one at the end. Asked once: CPUID takes microseconds in a virtual machine.
 const std::vector<const Isa *> &supported_isas() {
     static const auto isas = [] {
-        std::vector<const Isa *> found;
-#define ZOO_ADD(set) if (set::kIsa.supported()) found.push_back(&set::kIsa);
+        std::vector<const Isa *> runnable;
+#define ZOO_ADD(set) if (set::kIsa.supported()) runnable.push_back(&set::kIsa);
         ZOO_FOR_EACH_SET(ZOO_ADD)
 #undef ZOO_ADD
-        return found;
+        return runnable;
     }();
     return isas;
 }
@@ -41,9 +41,9 @@ std::vector<const Isa *> listed_isas(const std::string &cap) {
     std::vector<const Isa *> isas;
     bool allowed = cap.empty();
     for (const Isa *isa : supported_isas()) {
-        const bool named = cap == isa->name, known = !isas.empty() && std::string(isas.back()->name) == isa->name;
+        const bool named = cap == isa->name, repeated = !isas.empty() && std::string(isas.back()->name) == isa->name;
         allowed |= named;
-        if (allowed && !known && (isa->listed || named)) isas.push_back(isa);
+        if (allowed && !repeated && (isa->listed || named)) isas.push_back(isa);
     }
     return isas;
 }
@@ -72,8 +72,8 @@ Activation activation_named(const std::string &name) {
     constexpr std::pair<const char *, Activation> kinds[] = {
         {"", Activation::kNone},  {"tanh", Activation::kTanh},   {"relu", Activation::kRelu},      {"gelu", Activation::kGelu},
         {"gelu_tanh", Activation::kGeluTanh}, {"swish", Activation::kSwish}, {"sigmoid", Activation::kSigmoid}};
-    for (const auto &[known, kind] : kinds)
-        if (name == known) return kind;
+    for (const auto &[kind_name, kind] : kinds)
+        if (name == kind_name) return kind;
     throw nb::value_error(("there is no activation " + name).c_str());
 }
 
@@ -98,11 +98,11 @@ void bind_isas(nb::module_ &module) {
     module.def(
         "instruction_sets",
         [] {
-            std::vector<std::tuple<std::string, std::string, bool, bool, bool>> found;
-#define ZOO_ADD(set) found.emplace_back(zoo::set::kIsa.name, zoo::set::kIsa.needs, zoo::set::kIsa.vnni, zoo::set::kIsa.supported(), zoo::set::kIsa.listed);
+            std::vector<std::tuple<std::string, std::string, bool, bool, bool>> all_sets;
+#define ZOO_ADD(set) all_sets.emplace_back(zoo::set::kIsa.name, zoo::set::kIsa.needs, zoo::set::kIsa.vnni, zoo::set::kIsa.supported(), zoo::set::kIsa.listed);
             ZOO_FOR_EACH_SET(ZOO_ADD)
 #undef ZOO_ADD
-            return found;
+            return all_sets;
         },
         "All of this build, fastest first: name, what it needs of a CPU, whether it has VNNI, whether the CPU runs it, and whether it is in\n"
         "isas() without being named.");

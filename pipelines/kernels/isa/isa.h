@@ -212,7 +212,7 @@ struct Cross {
 // Multi-head attention of every field of a sample to all of them, see `FieldAttention` in steps/fields.py.
 struct FieldAttention {
     int64_t fields, inputs, heads, size, outputs;  // outputs: 3 or 4 * heads * size, with the residual or without
-    const int32_t *at;      // [fields] first code of every field, or null: field f has the codes f, f + fields, ..
+    const int32_t *begins;      // [fields] first code of every field, or null: field f has the codes f, f + fields, ..
     const int32_t *weight;  // [outputs, pairs of inputs]
     const float *scale, *bias;  // [outputs]
     float score, most, value;
@@ -236,16 +236,16 @@ struct ClickKernels {
     void (*code_bytes)(const int16_t *x, int64_t x_stride, int64_t width, int64_t n, uint8_t *out, int64_t out_stride);
     // codes by column: clip(rint(x_j factor_j), -128, 127) + 128; whole 64 of factors are read and of bytes written
     void (*column_bytes)(const int16_t *x, int64_t x_stride, const float *factor, int64_t width, int64_t n, uint8_t *out, int64_t out_stride);
-    // 0.5 scale^2 (|sum_f k_f|^2 - sum_f |k_f|^2) of the int16 vectors at `at`
-    void (*factorization)(const int16_t *x, int64_t x_stride, const int32_t *at, int64_t fields, int64_t width, float scale, int64_t n,
+    // 0.5 scale^2 (|sum_f k_f|^2 - sum_f |k_f|^2) of the int16 vectors that start at `begins`
+    void (*factorization)(const int16_t *x, int64_t x_stride, const int32_t *begins, int64_t fields, int64_t width, float scale, int64_t n,
                           float *out, int64_t out_stride);
     void (*cross)(const Cross &, const int16_t *x, int64_t x_stride, const float *u, int64_t u_stride, float *g, int64_t stride, int64_t n, int16_t *out,
                   int64_t out_stride, uint8_t *bytes, int64_t bytes_stride, float *total, int64_t total_stride);
-    // dots of the int16 vectors at `at`, i > j, times `factor` each (readable for 16 more), as int16
-    void (*dots)(const int16_t *x, int64_t x_stride, const int32_t *at, int64_t vectors, int64_t width, const float *factor, int64_t n, int16_t *out,
+    // dots of the int16 vectors that start at `begins`, i > j, times `factor` each (readable for 16 more), as int16
+    void (*dots)(const int16_t *x, int64_t x_stride, const int32_t *begins, int64_t vectors, int64_t width, const float *factor, int64_t n, int16_t *out,
                  int64_t out_stride);
     // the same where samples have all vectors in common but `own`, whose factors by the other vector are rows of whole 16
-    void (*dots_of)(const int16_t *x, int64_t x_stride, const int32_t *at, int64_t vectors, int64_t width, const float *factor, const int32_t *own,
+    void (*dots_of)(const int16_t *x, int64_t x_stride, const int32_t *begins, int64_t vectors, int64_t width, const float *factor, const int32_t *own,
                     int64_t own_count, const float *own_factor, int64_t n, int16_t *out, int64_t out_stride);
     // sum_j x_j weight_j
     void (*weighted)(const int16_t *x, int64_t x_stride, const float *weight, int64_t width, int64_t n, float *out, int64_t out_stride);

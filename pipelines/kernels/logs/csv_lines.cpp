@@ -89,8 +89,8 @@ nb::bytes csv_lines(nb::list columns) {
     {
         nb::gil_scoped_release released;
         for (size_t i = 0; i < count; ++i) {
-            for (const Cells &each : cells) {
-                to = each.whole ? std::to_chars(to, to + LONGEST, each.whole[i]).ptr : write(to, each.real[i]);
+            for (const Cells &cell : cells) {
+                to = cell.whole ? std::to_chars(to, to + LONGEST, cell.whole[i]).ptr : write(to, cell.real[i]);
                 *to++ = ',';
             }
             to[-1] = '\n';

@@ -41,12 +41,12 @@ struct Bits {
 #endif
         });
     }
-    // Writes `at` + the places of the bits, and more; returns their end.
-    static ALWAYS_INLINE uint32_t *places(uint64_t bits, uint32_t at, uint32_t *to) {
+    // Writes `offset` + the places of the bits, and more; returns their end.
+    static ALWAYS_INLINE uint32_t *places(uint64_t bits, uint32_t offset, uint32_t *to) {
         const int count = __builtin_popcountll(bits);
         for (int done = 0; done < count; done += 8) // eight at a time, more than there may be: few branches surprise the CPU
             for (int i = 0; i < 8; ++i) {
-                to[done + i] = at + __builtin_ctzll(bits | uint64_t{1} << 63);
+                to[done + i] = offset + __builtin_ctzll(bits | uint64_t{1} << 63);
                 bits &= bits - 1;
             }
         return to + count;
@@ -68,13 +68,13 @@ struct Bits512 {
         return _mm512_cmpeq_epi8_mask(_mm512_loadu_si512(p), _mm512_set1_epi8(static_cast<char>(byte)));
     }
     AVX512 static inline uint64_t high(const uint8_t *p) { return _mm512_movepi8_mask(_mm512_loadu_si512(p)); }
-    AVX512 static inline uint32_t *places(uint64_t bits, uint32_t at, uint32_t *to) {
+    AVX512 static inline uint32_t *places(uint64_t bits, uint32_t offset, uint32_t *to) {
         const __m512i first = _mm512_add_epi32(
-            _mm512_set1_epi32(static_cast<int>(at)), _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+            _mm512_set1_epi32(static_cast<int>(offset)), _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
         for (int i = 0; i < 4; ++i) {
-            const auto some = static_cast<__mmask16>(bits >> 16 * i);
-            _mm512_storeu_si512(to, _mm512_maskz_compress_epi32(some, _mm512_add_epi32(first, _mm512_set1_epi32(16 * i))));
-            to += __builtin_popcount(some);
+            const auto mask = static_cast<__mmask16>(bits >> 16 * i);
+            _mm512_storeu_si512(to, _mm512_maskz_compress_epi32(mask, _mm512_add_epi32(first, _mm512_set1_epi32(16 * i))));
+            to += __builtin_popcount(mask);
         }
         return to;
     }

@@ -59,8 +59,8 @@ class Ids {
     }
     ALWAYS_INLINE Entry &find(const uint8_t *p, size_t length) {
         const uint64_t text_key = key(p, length), mixed = (text_key ^ text_key >> 32) * farmhash::K2;
-        for (size_t at = mixed >> 32;; ++at) {
-            Entry &entry = entries_[at & (entries_.size() - 1)];
+        for (size_t slot = mixed >> 32;; ++slot) {
+            Entry &entry = entries_[slot & (entries_.size() - 1)];
             if (!entry.id ||
                 (entry.key == text_key && entry.length == length && (length <= 8 || !std::memcmp(&bytes_[entry.start], p, length))))
                 return entry;
@@ -82,7 +82,7 @@ enum Scaling { other, standard, min_max, identity }; // of a number that is not 
 struct Column {
     Kind kind;
     size_t place; // in the log
-    size_t at = 0;
+    size_t offset = 0;
     std::shared_ptr<Ids> ids{};
     size_t width = 1; // of a list, from here on
     uint8_t separator = 0;
@@ -220,8 +220,8 @@ ALWAYS_INLINE bool categories(
             Text text{p, p + length};
             if (forms & Missing::other_form && may_change(farmhash::fetch64(p), length) && !canonical(text))
                 return false;
-            const size_t rest = text.end - text.begin;
-            to[i * stride] = missing(text.begin, rest) ? ids.last : ids(text.begin, rest);
+            const size_t text_length = text.end - text.begin;
+            to[i * stride] = missing(text.begin, text_length) ? ids.last : ids(text.begin, text_length);
         }
     }
     return true;
@@ -268,9 +268,9 @@ ALWAYS_INLINE bool lists(
             to[column.newest_first ? kept - 1 - k : k] = (*column.ids)(ring[from].begin, ring[from].end - ring[from].begin);
             from = from + 1 == column.width ? 0 : from + 1;
         }
-        const int32_t rest = column.repeated && kept ? to[0] : column.ids->last;
+        const int32_t fill = column.repeated && kept ? to[0] : column.ids->last;
         for (size_t k = kept; k < column.width; ++k)
-            to[k] = rest;
+            to[k] = fill;
         if (column.scale >= 0)
             scales[i * schema.scales + column.scale] = kept ? 1.0f / static_cast<float>(kept) : 0.0f;
     }
@@ -288,9 +288,9 @@ ALWAYS_INLINE bool numbers(
     const bool plain = column.scaling == identity;
     const float *const table = column.table.data();
     int32_t *const places = fields.values.get();
-    const size_t known = plain ? EIGHT_DIGITS + LOWEST + 1 : column.table.size();
-    const uint64_t any = places_of_numbers(rows, fields.words.get(), lengths, known, places, fields.others.get());
-    float *const values = to + column.at, *const gaps = column.gap < 0 ? nullptr : to + column.gap;
+    const size_t table_size = plain ? EIGHT_DIGITS + LOWEST + 1 : column.table.size();
+    const uint64_t any = places_of_numbers(rows, fields.words.get(), lengths, table_size, places, fields.others.get());
+    float *const values = to + column.offset, *const gaps = column.gap < 0 ? nullptr : to + column.gap;
     if (plain)
         for (size_t i = 0; i < rows; ++i)
             values[i * stride] = places[i] ? static_cast<float>(places[i] - static_cast<int32_t>(LOWEST + 1)) : column.fill;
@@ -331,8 +331,8 @@ ALWAYS_INLINE bool numbers(
         } else if (plain)
             *value = static_cast<float>(x);
         else if (column.scaling == other) {
-            left.places.push_back(static_cast<int64_t>((row + i) * stride + column.at));
-            left.columns.push_back(static_cast<int64_t>(column.at));
+            left.places.push_back(static_cast<int64_t>((row + i) * stride + column.offset));
+            left.columns.push_back(static_cast<int64_t>(column.offset));
             left.values.push_back(x);
         } else {
             const double low = column.scaling == standard ? -8.0 : 0.0, high = column.scaling == standard ? 8.0 : 1.0;
@@ -351,9 +351,9 @@ ALWAYS_INLINE bool numbers(
 template <class Find> ALWAYS_INLINE bool encode(const Schema &schema, Fields &fields, bool high, Parsed &out, const Find &find) {
     const size_t rows = fields.rows, row = out.count;
     for (const Column &column : schema.columns) {
-        const size_t at = find(column.place);
-        const uint8_t *const *const begins = &fields.begins[at];
-        const uint32_t *const lengths = &fields.lengths[at];
+        const size_t field = find(column.place);
+        const uint8_t *const *const begins = &fields.begins[field];
+        const uint32_t *const lengths = &fields.lengths[field];
         if (high)
             for (size_t i = 0; i < rows; ++i)
                 if (!is_utf8(begins[i], lengths[i]))
@@ -370,12 +370,12 @@ template <class Find> ALWAYS_INLINE bool encode(const Schema &schema, Fields &fi
         case Kind::category:
             if (!categories(
                     column, schema.missing, begins, lengths, fields, schema.ids, schema.canonical && column.ids->first,
-                    &out.ids[row * schema.ids] + column.at))
+                    &out.ids[row * schema.ids] + column.offset))
                 return false;
             break;
         case Kind::list:
             if (!lists(
-                    column, schema.missing, begins, lengths, rows, schema, &out.ids[row * schema.ids] + column.at,
+                    column, schema.missing, begins, lengths, rows, schema, &out.ids[row * schema.ids] + column.offset,
                     out.scales + row * schema.scales))
                 return false;
             break;

@@ -29,22 +29,22 @@ struct Counts {
     bool high = false; // a byte beyond ASCII
 };
 
-// A bit for each byte from `at` on that is in front of `end`, up to 64.
-ALWAYS_INLINE uint64_t in_front(size_t at, size_t end) { return end - at < 64 ? (uint64_t{1} << (end - at)) - 1 : ~uint64_t{0}; }
+// A bit for each byte from `offset` on that is in front of `end`, up to 64.
+ALWAYS_INLINE uint64_t in_front(size_t offset, size_t end) { return end - offset < 64 ? (uint64_t{1} << (end - offset)) - 1 : ~uint64_t{0}; }
 
 // All of these bytes.
 template <class Bits> ALWAYS_INLINE Counts count(const uint8_t *data, size_t begin, size_t end, bool quotes) {
-    Counts found;
+    Counts counts;
     uint64_t high = 0;
-    for (size_t at = begin; at < end; at += 64) {
-        const uint64_t mask = in_front(at, end);
-        found.feeds += __builtin_popcountll(Bits::equal(data + at, FEED) & mask);
-        found.returns += __builtin_popcountll(Bits::equal(data + at, RETURN) & mask);
-        found.quotes += quotes ? __builtin_popcountll(Bits::equal(data + at, QUOTE) & mask) : 0;
-        high |= Bits::high(data + at) & mask;
+    for (size_t offset = begin; offset < end; offset += 64) {
+        const uint64_t mask = in_front(offset, end);
+        counts.feeds += __builtin_popcountll(Bits::equal(data + offset, FEED) & mask);
+        counts.returns += __builtin_popcountll(Bits::equal(data + offset, RETURN) & mask);
+        counts.quotes += quotes ? __builtin_popcountll(Bits::equal(data + offset, QUOTE) & mask) : 0;
+        high |= Bits::high(data + offset) & mask;
     }
-    found.high = high;
-    return found;
+    counts.high = high;
+    return counts;
 }
 
 // Positions of separators outside quotes, and what was met on the way.
@@ -64,22 +64,22 @@ ALWAYS_INLINE uint32_t *split(
     const uint8_t *data, size_t begin, size_t end, uint8_t delimiter, bool quotes, Marks &marks, uint32_t *to) {
     uint64_t inside = marks.inside;
     size_t feeds = 0;
-    for (size_t at = begin; at < end; at += 64) {
-        const uint64_t mask = in_front(at, end);
-        const uint64_t ends = Bits::equal(data + at, FEED) & mask;
+    for (size_t offset = begin; offset < end; offset += 64) {
+        const uint64_t mask = in_front(offset, end);
+        const uint64_t ends = Bits::equal(data + offset, FEED) & mask;
         feeds += __builtin_popcountll(ends);
-        uint64_t bits = (Bits::equal(data + at, delimiter) & mask) | ends;
+        uint64_t bits = (Bits::equal(data + offset, delimiter) & mask) | ends;
         if (quotes) {
-            const uint64_t found = Bits::equal(data + at, QUOTE) & mask;
-            if (found | inside) {
-                const uint64_t within = (parity(found) ^ inside) & mask;
+            const uint64_t quote_bits = Bits::equal(data + offset, QUOTE) & mask;
+            if (quote_bits | inside) {
+                const uint64_t within = (parity(quote_bits) ^ inside) & mask;
                 marks.quoted_feeds += __builtin_popcountll(ends & within);
-                marks.quoted_returns += __builtin_popcountll(Bits::equal(data + at, RETURN) & within);
+                marks.quoted_returns += __builtin_popcountll(Bits::equal(data + offset, RETURN) & within);
                 bits &= ~within;
-                inside ^= 0 - uint64_t(__builtin_popcountll(found) & 1);
+                inside ^= 0 - uint64_t(__builtin_popcountll(quote_bits) & 1);
             }
         }
-        to = Bits::places(bits, static_cast<uint32_t>(at), to);
+        to = Bits::places(bits, static_cast<uint32_t>(offset), to);
     }
     marks.feeds += feeds;
     marks.inside = inside;
@@ -148,24 +148,24 @@ template <class Bits> ALWAYS_INLINE bool parse_quickly(const uint8_t *data, size
     Marks marks(width, fields.most);
     size_t waiting = 0, known_quotes = 0, returns = 0; // waiting: fields of the next row that were met before
     bool high = false, quoted = false;
-    for (size_t at = 0; at < size; at += STEP) {
-        const size_t end = std::min(at + STEP, size);
-        const Counts here = beyond_ascii || quotes ? count<Bits>(data, at, end, quotes) : Counts{};
+    for (size_t offset = 0; offset < size; offset += STEP) {
+        const size_t end = std::min(offset + STEP, size);
+        const Counts here = beyond_ascii || quotes ? count<Bits>(data, offset, end, quotes) : Counts{};
         high |= here.high;
         quoted |= here.quotes != 0;
         uint32_t *const ends = marks.ends.get();
-        const size_t found = split<Bits>(data, at, end, schema.delimiter, quotes, marks, &ends[1 + waiting]) - &ends[1];
-        const size_t met = found / width, rows = fields.rows = end == size ? met : met - met % TOGETHER;
+        const size_t end_count = split<Bits>(data, offset, end, schema.delimiter, quotes, marks, &ends[1 + waiting]) - &ends[1];
+        const size_t met = end_count / width, rows = fields.rows = end == size ? met : met - met % TOGETHER;
         const size_t whole = (rows + TOGETHER - 1) / TOGETHER * TOGETHER;
         const auto place = [&](size_t column, size_t to) __attribute__((always_inline)) {
             const uint8_t **const begins = &fields.begins[to];
             uint32_t *const lengths = &fields.lengths[to];
-            const uint32_t *const before = &marks.columns[column * whole], *const at = before + whole;
+            const uint32_t *const before = &marks.columns[column * whole], *const field_ends = before + whole;
             for (size_t i = 0; i < whole; i += TOGETHER)
                 for (size_t k = i; k < i + TOGETHER; ++k) {
                     const uint32_t begin = before[k] + 1; // 0 of the first row
                     begins[k] = data + begin;
-                    lengths[k] = at[k] - begin;
+                    lengths[k] = field_ends[k] - begin;
                 }
             if (column + 1 == width)
                 for (size_t i = 0; i < rows; ++i) {
@@ -216,8 +216,8 @@ template <class Bits> ALWAYS_INLINE bool parse_quickly(const uint8_t *data, size
             quoted = here.quotes;
             out.consumed = ends[rows * width] + 1;
         }
-        waiting = found - rows * width;
-        std::copy(ends + rows * width, ends + found + 1, ends);
+        waiting = end_count - rows * width;
+        std::copy(ends + rows * width, ends + end_count + 1, ends);
     }
     out.records = out.count;
     if (lines)
@@ -225,11 +225,11 @@ template <class Bits> ALWAYS_INLINE bool parse_quickly(const uint8_t *data, size
     Counts left;
     size_t quoted_returns = 0;
     bool inside = false;
-    for (size_t at = out.consumed; at < size; ++at) { // an unfinished row
-        inside ^= quotes && data[at] == QUOTE;
-        left.quotes += quotes && data[at] == QUOTE;
-        quoted_returns += inside && data[at] == RETURN;
-        left.returns += !inside && data[at] == RETURN;
+    for (size_t offset = out.consumed; offset < size; ++offset) { // an unfinished row
+        inside ^= quotes && data[offset] == QUOTE;
+        left.quotes += quotes && data[offset] == QUOTE;
+        quoted_returns += inside && data[offset] == RETURN;
+        left.returns += !inside && data[offset] == RETURN;
     }
     return all.feeds - marks.quoted_feeds == out.count && all.quotes == known_quotes + left.quotes && !left.returns &&
            all.returns - marks.quoted_returns == returns;

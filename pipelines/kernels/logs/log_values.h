@@ -99,15 +99,15 @@ class Missing {
     // It may be such a word; or it may have another canonical form: a number or list, a boolean, <NA>, NaT.
     enum Form : uint8_t { word = 1, number = 2, truth = 4, na = 8, nat = 16, other_form = number | truth | na | nat };
     explicit Missing(const std::vector<std::string> &words) {
-        for (const std::string &each : words) {
-            if (each.size() > 8)
+        for (const std::string &value : words) {
+            if (value.size() > 8)
                 throw std::invalid_argument("found a word for missing values of more than 8 bytes");
             uint8_t bytes[8] = {};
-            std::memcpy(bytes, each.data(), each.size());
-            words_.emplace_back(farmhash::fetch64(bytes), each.size());
-            longest_ = std::max(longest_, each.size());
+            std::memcpy(bytes, value.data(), value.size());
+            words_.emplace_back(farmhash::fetch64(bytes), value.size());
+            longest_ = std::max(longest_, value.size());
             first_[bytes[0]] |= word;
-            sizes_[each.size()] |= word;
+            sizes_[value.size()] |= word;
         }
         const auto begins = [&](const std::string &bytes, Form form) {
             for (const char byte : bytes)
@@ -326,11 +326,11 @@ inline bool exact_number(const uint8_t *p, const uint8_t *end, float &value) {
     return std::abs(number) <= std::numeric_limits<float>::max();
 }
 
-// Places in a table of `known` entries: 0 for no text, 1 + LOWEST + x for the whole number x of up to eight characters; and which are
+// Places in a table of `table_size` entries: 0 for no text, 1 + LOWEST + x for the whole number x of up to eight characters; and which are
 // others, whose places are 0. The digits of a word are added up in three multiplications (D. Lemire, "Quickly parsing eight digits",
 // 2018).
 ALWAYS_INLINE uint64_t places_of_numbers(
-    size_t count, const uint64_t *__restrict words, const uint32_t *__restrict lengths, uint64_t known, int32_t *__restrict places,
+    size_t count, const uint64_t *__restrict words, const uint32_t *__restrict lengths, uint64_t table_size, int32_t *__restrict places,
     uint8_t *__restrict others) {
     constexpr uint64_t zeros = 0x3030303030303030u, mask = 0x000000ff000000ffu;
     uint64_t any = 0;
@@ -342,7 +342,7 @@ ALWAYS_INLINE uint64_t places_of_numbers(
         const uint64_t whole = ((word & mask) * 0x000f424000000064u + (word >> 16 & mask) * 0x0000271000000001u) >> 32;
         const uint64_t place = (minus ? 0 - whole : whole) + (LOWEST + 1);
         uint64_t other = uint64_t{stray != 0} | uint64_t{all > 8} | uint64_t{length - 1 > 7} | (minus & uint64_t{whole == 0});
-        other |= uint64_t{place - 1 >= known - 1}; // what is far below 0 wraps around
+        other |= uint64_t{place - 1 >= table_size - 1}; // what is far below 0 wraps around
         other &= uint64_t{all != 0};
         others[i] = static_cast<uint8_t>(other);
         any |= other;

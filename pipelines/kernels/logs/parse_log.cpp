@@ -81,25 +81,25 @@ class LogParser {
         if (!width || width > 1 << 20 || schema_.delimiter == FEED || schema_.delimiter == RETURN || schema_.delimiter == QUOTE)
             throw std::invalid_argument("expected 1 to 2^20 columns and a delimiter that is no quote and no end of a line");
     }
-    void hashed(size_t place, size_t at, int64_t buckets) { category(place, at, std::make_shared<Ids>(buckets)); }
-    void hash_bucket(size_t place, size_t at, int64_t buckets, int32_t missing) {
-        category(place, at, std::make_shared<Ids>(buckets, missing));
+    void hashed(size_t place, size_t offset, int64_t buckets) { category(place, offset, std::make_shared<Ids>(buckets)); }
+    void hash_bucket(size_t place, size_t offset, int64_t buckets, int32_t missing) {
+        category(place, offset, std::make_shared<Ids>(buckets, missing));
     }
-    void known(size_t place, size_t at, const std::vector<std::string> &values) { category(place, at, vocabulary(values)); }
+    void vocabulary(size_t place, size_t offset, const std::vector<std::string> &values) { category(place, offset, make_ids(values)); }
     void hashed_list(
-        size_t place, size_t at, int64_t buckets, size_t width, const std::string &separator, bool repeated, int64_t scale, bool newest_first) {
-        list(place, at, std::make_shared<Ids>(buckets), width, separator, repeated, scale, newest_first);
+        size_t place, size_t offset, int64_t buckets, size_t width, const std::string &separator, bool repeated, int64_t scale, bool newest_first) {
+        list(place, offset, std::make_shared<Ids>(buckets), width, separator, repeated, scale, newest_first);
     }
-    void known_list(
-        size_t place, size_t at, const std::vector<std::string> &values, size_t width, const std::string &separator, bool repeated,
+    void vocabulary_list(
+        size_t place, size_t offset, const std::vector<std::string> &values, size_t width, const std::string &separator, bool repeated,
         int64_t scale, bool newest_first) {
-        list(place, at, vocabulary(values), width, separator, repeated, scale, newest_first);
+        list(place, offset, make_ids(values), width, separator, repeated, scale, newest_first);
     }
-    void number(size_t place, size_t at, int64_t gap, const std::string &scaling, double minus, double divisor, float fill, Table table) {
-        check(place, at, 1, schema_.numbers);
+    void number(size_t place, size_t offset, int64_t gap, const std::string &scaling, double minus, double divisor, float fill, Table table) {
+        check(place, offset, 1, schema_.numbers);
         if (gap < -1 || gap >= static_cast<int64_t>(schema_.numbers))
             throw std::invalid_argument("found a column of gaps outside the numbers");
-        Column column{Kind::number, place, at};
+        Column column{Kind::number, place, offset};
         column.gap = gap;
         column.scaling = scaling == "standard" ? standard : scaling == "min-max" ? min_max : scaling == "value" ? identity : other;
         column.minus = minus;
@@ -145,10 +145,10 @@ class LogParser {
         const size_t count = rows.size();
         if (names.size() != schema_.width || outputs.rows < count)
             throw std::invalid_argument("expected a name for every column, and arrays of as many rows as are given");
-        std::vector<PyObject *> given;
+        std::vector<PyObject *> column_names;
         for (const nb::str &name : names)
-            given.push_back(name.ptr());
-        Keys keys(count ? PyList_GET_ITEM(rows.ptr(), 0) : Py_None, schema_, given);
+            column_names.push_back(name.ptr());
+        Keys keys(count ? PyList_GET_ITEM(rows.ptr(), 0) : Py_None, schema_, column_names);
         Fields fields(schema_.width, count);
         const size_t most = std::min(count, fields.most) * schema_.columns.size();
         Texts texts(most * TYPICAL);
@@ -201,7 +201,7 @@ class LogParser {
             throw std::invalid_argument("expected one ASCII character");
         return static_cast<uint8_t>(text[0]);
     }
-    static std::shared_ptr<Ids> vocabulary(const std::vector<std::string> &values) {
+    static std::shared_ptr<Ids> make_ids(const std::vector<std::string> &values) {
         size_t size = 0;
         for (const std::string &value : values)
             size += value.size() + 8;
@@ -209,21 +209,21 @@ class LogParser {
             throw std::invalid_argument("found a vocabulary of more than 2^31 bytes");
         return std::make_shared<Ids>(values);
     }
-    void check(size_t place, size_t at, size_t width, size_t columns) const {
-        if (place >= schema_.width || width > columns || at > columns - width)
+    void check(size_t place, size_t offset, size_t width, size_t columns) const {
+        if (place >= schema_.width || width > columns || offset > columns - width)
             throw std::invalid_argument("found a column outside the log or the outputs");
     }
-    void category(size_t place, size_t at, std::shared_ptr<Ids> ids) {
-        check(place, at, 1, schema_.ids);
-        schema_.columns.push_back({Kind::category, place, at, std::move(ids)});
+    void category(size_t place, size_t offset, std::shared_ptr<Ids> ids) {
+        check(place, offset, 1, schema_.ids);
+        schema_.columns.push_back({Kind::category, place, offset, std::move(ids)});
     }
     void list(
-        size_t place, size_t at, std::shared_ptr<Ids> ids, size_t width, const std::string &separator, bool repeated, int64_t scale,
+        size_t place, size_t offset, std::shared_ptr<Ids> ids, size_t width, const std::string &separator, bool repeated, int64_t scale,
         bool newest_first) {
-        check(place, at, width, schema_.ids);
+        check(place, offset, width, schema_.ids);
         if (!width || scale < -1 || scale >= static_cast<int64_t>(schema_.scales))
             throw std::invalid_argument("found a list without places or with a scale outside the outputs");
-        schema_.columns.push_back({Kind::list, place, at, std::move(ids), width, byte(separator), repeated, scale, newest_first});
+        schema_.columns.push_back({Kind::list, place, offset, std::move(ids), width, byte(separator), repeated, scale, newest_first});
     }
     Schema schema_;
     Parse parse_;
@@ -270,20 +270,20 @@ void bind_parse_log(nb::module_ &module) {
             nb::init<size_t, const std::string &, const std::string &, const std::vector<std::string> &, size_t, size_t, size_t, const std::string &, bool>(),
             nb::arg("width"), nb::arg("delimiter"), nb::arg("form"), nb::arg("missing"), nb::arg("ids"), nb::arg("numbers"),
             nb::arg("scales"), nb::arg("isa") = "", nb::arg("canonical") = false)
-        .def("hashed", &LogParser::hashed, nb::arg("place"), nb::arg("at"), nb::arg("buckets"), "A category that is hashed.")
+        .def("hashed", &LogParser::hashed, nb::arg("place"), nb::arg("offset"), nb::arg("buckets"), "A category that is hashed.")
         .def(
-            "hash_bucket", &LogParser::hash_bucket, nb::arg("place"), nb::arg("at"), nb::arg("buckets"), nb::arg("missing"),
+            "hash_bucket", &LogParser::hash_bucket, nb::arg("place"), nb::arg("offset"), nb::arg("buckets"), nb::arg("missing"),
             "A category whose id is its hash modulo buckets; missing: the id of a missing value.")
-        .def("known", &LogParser::known, nb::arg("place"), nb::arg("at"), nb::arg("values"), "A category with a vocabulary.")
+        .def("vocabulary", &LogParser::vocabulary, nb::arg("place"), nb::arg("offset"), nb::arg("values"), "A category with a vocabulary.")
         .def(
-            "hashed_list", &LogParser::hashed_list, nb::arg("place"), nb::arg("at"), nb::arg("buckets"), nb::arg("width"),
+            "hashed_list", &LogParser::hashed_list, nb::arg("place"), nb::arg("offset"), nb::arg("buckets"), nb::arg("width"),
             nb::arg("separator"), nb::arg("repeated"), nb::arg("scale"), nb::arg("newest_first") = false,
             "A list; repeated: its first item fills it up; scale: or -1; newest_first: its items are turned around.")
         .def(
-            "known_list", &LogParser::known_list, nb::arg("place"), nb::arg("at"), nb::arg("values"), nb::arg("width"),
+            "vocabulary_list", &LogParser::vocabulary_list, nb::arg("place"), nb::arg("offset"), nb::arg("values"), nb::arg("width"),
             nb::arg("separator"), nb::arg("repeated"), nb::arg("scale"), nb::arg("newest_first") = false, "A list with a vocabulary.")
         .def(
-            "number", &LogParser::number, nb::arg("place"), nb::arg("at"), nb::arg("gap"), nb::arg("scaling"), nb::arg("minus"),
+            "number", &LogParser::number, nb::arg("place"), nb::arg("offset"), nb::arg("gap"), nb::arg("scaling"), nb::arg("minus"),
             nb::arg("divisor"), nb::arg("fill"), nb::arg("table"),
             "A number. gap: the column that is 1 where it is missing, or -1. table: float32 [k], what -16 to k - 17 become. Others become\n"
             "(x - minus) / divisor, clipped, where scaling is standard or min-max; else they are left to the caller. Of the scaling value all\n"

@@ -112,11 +112,11 @@ inline bool has_fraction(PyObject *value) {
 constexpr size_t AT_ONCE = 16; // rows
 
 // Loads a dictionary, and the keys of one that was loaded before, so that lookups find them in the cache.
-inline void load_ahead(PyObject *rows, size_t at, size_t end) {
+inline void load_ahead(PyObject *rows, size_t row, size_t end) {
     constexpr size_t NEAR = 4, FAR = 8;
-    if (at + FAR < end)
-        __builtin_prefetch(PyList_GET_ITEM(rows, at + FAR));
-    if (PyObject *const near = at + NEAR < end ? PyList_GET_ITEM(rows, at + NEAR) : nullptr; near && PyDict_Check(near)) {
+    if (row + FAR < end)
+        __builtin_prefetch(PyList_GET_ITEM(rows, row + FAR));
+    if (PyObject *const near = row + NEAR < end ? PyList_GET_ITEM(rows, row + NEAR) : nullptr; near && PyDict_Check(near)) {
         const auto *const keys = reinterpret_cast<const char *>(reinterpret_cast<PyDictObject *>(near)->ma_keys);
         __builtin_prefetch(keys);
         __builtin_prefetch(keys + 64);
@@ -129,34 +129,35 @@ class Keys {
   public:
     Keys(PyObject *row, const Schema &schema, const std::vector<PyObject *> &names) {
         PyObject *key, *value;
-        for (Py_ssize_t at = 0; PyDict_CheckExact(row) && PyDict_Next(row, &at, &key, &value);)
+        for (Py_ssize_t position = 0; PyDict_CheckExact(row) && PyDict_Next(row, &position, &key, &value);)
             keys_.push_back(key);
         for (const Column &column : schema.columns) {
             PyObject *const name = names[column.place];
-            size_t at = 0;
-            while (at < keys_.size() && !same(keys_[at], name))
-                ++at;
-            found_.push_back(at);
-            names_.push_back(at < keys_.size() ? keys_[at] : name);
+            size_t key_place = 0;
+            while (key_place < keys_.size() && !same(keys_[key_place], name))
+                ++key_place;
+            key_places_.push_back(key_place);
+            names_.push_back(key_place < keys_.size() ? keys_[key_place] : name);
         }
         for (const Column &column : schema.columns)
             alone.push_back(std::count_if(schema.columns.begin(), schema.columns.end(), [&](const Column &other) { return other.place == column.place; }) == 1);
-        ordered_ = keys_.size() <= 4 * found_.size() && std::all_of(found_.begin(), found_.end(), [&](size_t at) { return at < keys_.size(); });
+        ordered_ = keys_.size() <= 4 * key_places_.size() &&
+                           std::all_of(key_places_.begin(), key_places_.end(), [&](size_t key_place) { return key_place < keys_.size(); });
         values_.resize(keys_.size());
-        for (PyObject *each : keys_)
-            Py_INCREF(each);
+        for (PyObject *key : keys_)
+            Py_INCREF(key);
     }
     Keys(const Keys &) = delete;
     Keys &operator=(const Keys &) = delete;
     ~Keys() {
-        for (PyObject *each : keys_)
-            Py_DECREF(each);
+        for (PyObject *key : keys_)
+            Py_DECREF(key);
     }
     // The values of a row by column; false where it lacks one.
     bool values(PyObject *row, PyObject **to) {
         if (ordered_ && in_order(row)) {
-            for (size_t at : found_)
-                *to++ = values_[at];
+            for (size_t key_place : key_places_)
+                *to++ = values_[key_place];
             return true;
         }
         for (PyObject *name : names_)
@@ -173,7 +174,7 @@ class Keys {
     bool in_order(PyObject *row) {
         PyObject *key, *value;
         size_t count = 0;
-        for (Py_ssize_t at = 0; PyDict_Next(row, &at, &key, &value);) {
+        for (Py_ssize_t position = 0; PyDict_Next(row, &position, &key, &value);) {
             if (count == keys_.size() || key != keys_[count])
                 return false;
             values_[count++] = value;
@@ -181,7 +182,7 @@ class Keys {
         return count == keys_.size();
     }
     std::vector<PyObject *> keys_, names_, values_; // names: the objects of the first row, where it has them
-    std::vector<size_t> found_;                     // of every column: its place among the keys
+    std::vector<size_t> key_places_;                     // of every column: its place among the keys
     bool ordered_;
 };
 
@@ -230,12 +231,12 @@ inline bool fields_of_rows(
                 lengths.push_back(raw ? NUMBER : static_cast<uint32_t>(length));
             }
     }
-    size_t at = 0;
+    size_t text = 0;
     for (size_t i = 0; i < count; ++i)
         for (const Column &column : schema.columns) {
             const size_t to = column.place * fields.most + i;
-            fields.begins[to] = texts.bytes.data() + starts[at];
-            fields.lengths[to] = lengths[at++];
+            fields.begins[to] = texts.bytes.data() + starts[text];
+            fields.lengths[to] = lengths[text++];
         }
     fields.rows = count;
     return true;

@@ -61,8 +61,8 @@ class Modulo {
         const uint64_t low = value & HALF, high = value >> 32, inverse_low = inverse_ & HALF, inverse_high = inverse_ >> 32;
         const uint64_t middle = high * inverse_low + (low * inverse_low >> 32);
         const uint64_t quotient = high * inverse_high + (middle >> 32) + ((low * inverse_high + (middle & HALF)) >> 32);
-        const uint64_t rest = value - quotient * divisor_;
-        return static_cast<int32_t>(std::min(rest, rest - divisor_)); // what is below 0 wraps around
+        const uint64_t reduced = value - quotient * divisor_;
+        return static_cast<int32_t>(std::min(reduced, reduced - divisor_)); // what is below 0 wraps around
     }
 
   private:

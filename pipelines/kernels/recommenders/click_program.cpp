@@ -28,7 +28,7 @@ class ClickProgram : public LayerSteps {
         require(static_cast<int64_t>(columns.shape(0)) == count && count >= 1 && position >= 0 && position + count <= to.width, "numbers");
         for (int64_t k = 0; k < count; ++k) require(column[k] >= 0 && column[k] < numbers_, "numbers");
         for (int64_t k = 0, end; k < count; k = end) {  // runs of columns that depend on the same
-            const auto reach_at = [&](int64_t at) { return reach_numbers_[static_cast<size_t>(column[at])]; };
+            const auto reach_at = [&](int64_t index) { return reach_numbers_[static_cast<size_t>(column[index])]; };
             for (end = k + 1; end < count && reach_at(end) == reach_at(k);) ++end;
             const int64_t width = end - k, begin = position + k;
             const auto padded = static_cast<size_t>(round_up(width, kColumns));
@@ -36,7 +36,7 @@ class ClickProgram : public LayerSteps {
             std::vector<float> scales(padded, 0.0f);
             std::copy_n(column + k, width, chosen.data()), std::copy_n(values + k, width, scales.data());
             add({}, {{to, begin, width}}, reach_at(k), [=, kernels = &kernels_, stride = numbers_](const Block &b) {
-                kernels->numbers(b.numbers, stride, chosen.data(), scales.data(), width, b.n, b.at<int16_t>(to) + begin, to.stride);
+                kernels->numbers(b.numbers, stride, chosen.data(), scales.data(), width, b.n, b.data<int16_t>(to) + begin, to.stride);
             });
         }
     }
@@ -63,7 +63,7 @@ class ClickProgram : public LayerSteps {
         if (cached) r.table = static_cast<const int16_t *>(cached->memory());
         add({}, {{to, position, width}}, mean < 0 ? list : zoo::joined(list, reach_means_[static_cast<size_t>(mean)]), [=](const Block &b) {
             const uint32_t *ids = cached ? cached->places_of(b.place) : b.ids + column;
-            kernels->gather(r, ids, cached ? count : columns, mean < 0 ? nullptr : b.means + mean, means, b.n, b.at<int16_t>(to) + position, to.stride);
+            kernels->gather(r, ids, cached ? count : columns, mean < 0 ? nullptr : b.means + mean, means, b.n, b.data<int16_t>(to) + position, to.stride);
         });
         kept_.push_back(std::move(table));
     }
@@ -73,19 +73,19 @@ class ClickProgram : public LayerSteps {
         require(position >= 0 && position + from.width <= to.width, "quantize");
         const auto *kernels = &kernels_;
         add({whole(from)}, {{to, position, from.width}}, std::nullopt, [=](const Block &b) {
-            kernels->quantize(b.at<float>(from), from.stride, factor, relu ? 0 : -kCodeLimit, from.width, b.n, b.at<int16_t>(to) + position, to.stride);
+            kernels->quantize(b.data<float>(from), from.stride, factor, relu ? 0 : -kCodeLimit, from.width, b.n, b.data<int16_t>(to) + position, to.stride);
         });
     }
 
     void factorization(int x, int out, const Array &positions, int64_t width, float scale) {
         const Slot from = slot(x, Kind::kWords, "factorization"), to = slot(out, Kind::kFloats, "factorization");
-        const auto at = vectors(positions, width, from, "factorization");
+        const auto begins = vectors(positions, width, from, "factorization");
         std::vector<Span> reads;
-        for (const int32_t each : at) reads.push_back({from, each, width});
+        for (const int32_t begin : begins) reads.push_back({from, begin, width});
         const auto *kernels = &kernels_;
         add(reads, {whole(to)}, std::nullopt, [=](const Block &b) {
-            kernels->factorization(b.at<int16_t>(from), from.stride, at.data(), static_cast<int64_t>(at.size()), width, scale, b.n,
-                                   b.at<float>(to), to.stride);
+            kernels->factorization(b.data<int16_t>(from), from.stride, begins.data(), static_cast<int64_t>(begins.size()), width, scale, b.n,
+                                   b.data<float>(to), to.stride);
         });
     }
 
@@ -108,23 +108,23 @@ class ClickProgram : public LayerSteps {
         if (stores_bytes) writes.push_back(whole(coarse));
         if (sums) writes.push_back(whole(sum));
         add_to_samples(reads, writes, false, [=, keep = std::pair(weights, units)](const Block &b) {
-            kernels->cross(c, b.at<int16_t>(from), from.stride, b.at<float>(change), change.stride, b.at<float>(state), state.stride, b.n,
-                           stores ? b.at<int16_t>(words) : nullptr, stores ? words.stride : 0, stores_bytes ? b.at<uint8_t>(coarse) : nullptr,
-                           stores_bytes ? coarse.stride : 0, sums ? b.at<float>(sum) : nullptr, sums ? sum.stride : 0);
+            kernels->cross(c, b.data<int16_t>(from), from.stride, b.data<float>(change), change.stride, b.data<float>(state), state.stride, b.n,
+                           stores ? b.data<int16_t>(words) : nullptr, stores ? words.stride : 0, stores_bytes ? b.data<uint8_t>(coarse) : nullptr,
+                           stores_bytes ? coarse.stride : 0, sums ? b.data<float>(sum) : nullptr, sums ? sum.stride : 0);
         });
     }
 
     void dots(int x, int out, int64_t position, const Array &positions, int64_t width, const Array &factor) {
         const Slot from = slot(x, Kind::kWords, "dots"), to = slot(out, Kind::kWords, "dots");
-        const auto at = vectors(positions, width, from, "dots");
+        const auto begins = vectors(positions, width, from, "dots");
         const auto *values = data_of<float>(factor, "factor", 1);
-        const int64_t count = static_cast<int64_t>(at.size());
+        const int64_t count = static_cast<int64_t>(begins.size());
         const int64_t pairs = count * (count - 1) / 2;
         require(count >= 2 && position >= 0 && position + pairs <= to.width && static_cast<int64_t>(factor.shape(0)) == pairs, "dots");
         auto factors = std::make_shared<Buffer<float>>(pairs + kColumns);
         std::fill_n(factors->data(), pairs + kColumns, 0.0f), std::copy_n(values, pairs, factors->data());
         std::vector<Span> reads;
-        for (const int32_t each : at) reads.push_back({from, each, width});
+        for (const int32_t begin : begins) reads.push_back({from, begin, width});
         std::vector<int32_t> own; // vectors that samples do not have in common
         for (int64_t i = 0; i < count; ++i)
             if (reach_of(reads[static_cast<size_t>(i)]) != Reach::kCall) own.push_back(static_cast<int32_t>(i));
@@ -143,13 +143,13 @@ class ClickProgram : public LayerSteps {
                     if (high != low) own_factors->data()[k * columns + j] = values[high * (high - 1) / 2 + low];
                 }
             add_to_samples(reads, {{to, position, pairs}}, false, [=](const Block &b) {
-                kernels->dots_of(b.at<int16_t>(from), from.stride, at.data(), count, width, factors->data(), own.data(), owned, own_factors->data(),
-                                 b.n, b.at<int16_t>(to) + position, to.stride);
+                kernels->dots_of(b.data<int16_t>(from), from.stride, begins.data(), count, width, factors->data(), own.data(), owned, own_factors->data(),
+                                 b.n, b.data<int16_t>(to) + position, to.stride);
             });
             return;
         }
         add(reads, {{to, position, pairs}}, std::nullopt, [=](const Block &b) {
-            kernels->dots(b.at<int16_t>(from), from.stride, at.data(), count, width, factors->data(), b.n, b.at<int16_t>(to) + position, to.stride);
+            kernels->dots(b.data<int16_t>(from), from.stride, begins.data(), count, width, factors->data(), b.n, b.data<int16_t>(to) + position, to.stride);
         });
     }
 
@@ -158,7 +158,7 @@ class ClickProgram : public LayerSteps {
         require(from.width == to.width, "normalize");
         const auto *kernels = &kernels_;
         add({whole(from)}, {whole(to)}, std::nullopt, [=](const Block &b) {
-            kernels->normalize(b.at<float>(from), from.stride, from.width, epsilon, least, relu, b.n, b.at<float>(to));
+            kernels->normalize(b.data<float>(from), from.stride, from.width, epsilon, least, relu, b.n, b.data<float>(to));
         });
     }
 
@@ -168,7 +168,7 @@ class ClickProgram : public LayerSteps {
         const auto slopes = padded(slope, from.width, "leaky");
         const auto *kernels = &kernels_;
         add({whole(from)}, {whole(to)}, std::nullopt, [=](const Block &b) {
-            kernels->leaky(b.at<float>(from), from.stride, slopes->data(), from.width, b.n, b.at<float>(to));
+            kernels->leaky(b.data<float>(from), from.stride, slopes->data(), from.width, b.n, b.data<float>(to));
         });
     }
 
@@ -176,7 +176,8 @@ class ClickProgram : public LayerSteps {
         const Slot from = slot(x, Kind::kFloats, "tanh"), to = slot(out, Kind::kFloats, "tanh");
         require(from.width == to.width, "tanh");
         const auto *kernels = &kernels_;
-        add({whole(from)}, {whole(to)}, std::nullopt, [=](const Block &b) { kernels->tanh(b.at<float>(from), from.stride, from.width, b.n, b.at<float>(to)); });
+        add({whole(from)}, {whole(to)}, std::nullopt, [=](const Block &b) {
+            kernels->tanh(b.data<float>(from), from.stride, from.width, b.n, b.data<float>(to)); });
     }
 
     void mixture(int x, int gates, int out) {
@@ -184,23 +185,23 @@ class ClickProgram : public LayerSteps {
         require(from.width == to.width && from.width % by.width == 0, "mixture");
         const auto *kernels = &kernels_;
         add({whole(from), whole(by)}, {whole(to)}, std::nullopt, [=](const Block &b) {
-            kernels->mixture(b.at<float>(from), from.stride, b.at<float>(by), by.stride, by.width, from.width / by.width, b.n, b.at<float>(to));
+            kernels->mixture(b.data<float>(from), from.stride, b.data<float>(by), by.stride, by.width, from.width / by.width, b.n, b.data<float>(to));
         });
     }
 
     void gated_sum(const std::vector<int> &x, int gates, int out, bool relu) {
         const Slot by = slot(gates, Kind::kFloats, "gated_sum"), to = slot(out, Kind::kFloats, "gated_sum");
         std::vector<Slot> from;
-        for (int each : x) from.push_back(slot(each, Kind::kFloats, "gated_sum"));
+        for (int number : x) from.push_back(slot(number, Kind::kFloats, "gated_sum"));
         require(!from.empty() && static_cast<int64_t>(from.size()) == by.width && by.width <= kOuts, "gated_sum");
-        for (const Slot &each : from) require(each.width == to.width && each.offset != to.offset, "gated_sum");
+        for (const Slot &expert : from) require(expert.width == to.width && expert.offset != to.offset, "gated_sum");
         const auto *kernels = &kernels_;
         std::vector<Span> reads{whole(by)};
-        for (const Slot &each : from) reads.push_back(whole(each));
+        for (const Slot &expert : from) reads.push_back(whole(expert));
         add(reads, {whole(to)}, std::nullopt, [=](const Block &b) {
             const float *experts[kOuts];
-            for (size_t e = 0; e < from.size(); ++e) experts[e] = b.at<float>(from[e]);
-            kernels->gated_sum(experts, to.stride, b.at<float>(by), by.stride, by.width, to.width, relu, b.n, b.at<float>(to));
+            for (size_t e = 0; e < from.size(); ++e) experts[e] = b.data<float>(from[e]);
+            kernels->gated_sum(experts, to.stride, b.data<float>(by), by.stride, by.width, to.width, relu, b.n, b.data<float>(to));
         });
     }
 
@@ -209,7 +210,7 @@ class ClickProgram : public LayerSteps {
         require(a.width == b.width, "product");
         const auto *kernels = &kernels_;
         add({whole(a), whole(b)}, {whole(to)}, std::nullopt, [=](const Block &block) {
-            kernels->product(block.at<float>(a), block.at<float>(b), a.stride, a.width, block.n, block.at<float>(to), to.stride);
+            kernels->product(block.data<float>(a), block.data<float>(b), a.stride, a.width, block.n, block.data<float>(to), to.stride);
         });
     }
 
@@ -222,7 +223,7 @@ class ClickProgram : public LayerSteps {
         std::fill_n(weights->data(), round_up(width, kColumns), 0.0f), std::copy_n(w, width, weights->data());
         const auto *kernels = &kernels_;
         add({{from, first, width}}, {whole(to)}, std::nullopt, [=](const Block &b) {
-            kernels->weighted(b.at<int16_t>(from) + first, from.stride, weights->data(), width, b.n, b.at<float>(to), to.stride);
+            kernels->weighted(b.data<int16_t>(from) + first, from.stride, weights->data(), width, b.n, b.data<float>(to), to.stride);
         });
     }
 
@@ -230,17 +231,17 @@ class ClickProgram : public LayerSteps {
     void lookup_sum(int out, const Array &table, const Array &columns, const Array &offsets, const Array &rows) {
         const Slot to = slot(out, Kind::kFloats, "lookup_sum");
         const auto *values = data_of<float>(table, "table", 1);
-        const auto found = fields(columns, offsets, rows, static_cast<int64_t>(table.shape(0)), "lookup_sum");
-        require(!found.empty(), "lookup_sum");
+        const auto sum_fields = fields(columns, offsets, rows, static_cast<int64_t>(table.shape(0)), "lookup_sum");
+        require(!sum_fields.empty(), "lookup_sum");
         const int64_t stride = this->columns();
         std::optional<Reach> reach;
-        for (const Field &field : found) reach = zoo::joined(reach, reach_of(field));
+        for (const Field &field : sum_fields) reach = zoo::joined(reach, reach_of(field));
         add({}, {whole(to)}, reach, [=](const Block &b) {
-            auto *result = b.at<float>(to);
+            auto *result = b.data<float>(to);
             const uint32_t *ids = b.ids;
             for (int64_t s = 0; s < b.n; ++s, ids += stride) {
                 float sum = 0;
-                for (const Field &field : found) sum += values[field.offset + ids[field.column]];
+                for (const Field &field : sum_fields) sum += values[field.offset + ids[field.column]];
                 result[s * to.stride] = sum;
             }
         });
@@ -255,10 +256,10 @@ class ClickProgram : public LayerSteps {
         std::vector<Span> reads;
         for (const auto &[part, factor] : parts) reads.push_back(whole(part));
         add(reads, {whole(to)}, std::nullopt, [=](const Block &b) {
-            auto *result = b.at<float>(to);
+            auto *result = b.data<float>(to);
             for (int64_t s = 0; s < b.n; ++s) {
                 float logit = bias;
-                for (const auto &[part, factor] : parts) logit += b.at<float>(part)[s * part.stride] * factor;
+                for (const auto &[part, factor] : parts) logit += b.data<float>(part)[s * part.stride] * factor;
                 result[s * to.stride] = sigmoid ? 1.0f / (1.0f + std::exp(-logit)) : logit;
             }
         });

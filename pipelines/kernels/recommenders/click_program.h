@@ -62,7 +62,7 @@ struct Block {
     const int64_t *places;  // of the samples among the items
     int64_t place = 0;  // of its first sample among the kPart
     template <class T>
-    T *at(const Slot &slot) const { return reinterpret_cast<T *>(memory + slot.offset); }
+    T *data(const Slot &slot) const { return reinterpret_cast<T *>(memory + slot.offset); }
 };
 
 // Columns of a buffer that a step reads or writes.
@@ -106,10 +106,10 @@ class Program {
     Program(const Array &rows, int64_t numbers, int64_t means, const std::vector<std::pair<std::string, int64_t>> &slots,
                  const std::string &isa)
         : isa_(choose_isa(isa)), kernels_(*isa_.clicks), numbers_(numbers), means_(means) {
-        const auto *given = data_of<int32_t>(rows, "rows", 1);
-        rows_.assign(given, given + rows.shape(0));
+        const auto *counts = data_of<int32_t>(rows, "rows", 1);
+        rows_.assign(counts, counts + rows.shape(0));
         require(!rows_.empty() && numbers >= 0 && means >= 0 && *std::min_element(rows_.begin(), rows_.end()) >= 0, "program");
-        for (int32_t each : rows_) last_.push_back(std::max(each, 1) - 1), read_.push_back(each ? -1 : 0);
+        for (int32_t count : rows_) last_.push_back(std::max(count, 1) - 1), read_.push_back(count ? -1 : 0);
         ids_offset_ = 0;
         size_ = round_up(kSamples * columns() * 4, 64);
         for (const auto &[kind, width] : slots) {
@@ -130,9 +130,9 @@ class Program {
     void share(const std::vector<int64_t> &ids, const std::vector<int64_t> &numbers, const std::vector<int64_t> &means) {
         require(steps_.empty(), "share");
         const auto mark = [](std::vector<Reach> &reach, const std::vector<int64_t> &columns) {
-            for (int64_t each : columns) {
-                require(each >= 0 && each < static_cast<int64_t>(reach.size()), "share");
-                reach[static_cast<size_t>(each)] = Reach::kCall;
+            for (int64_t column : columns) {
+                require(column >= 0 && column < static_cast<int64_t>(reach.size()), "share");
+                reach[static_cast<size_t>(column)] = Reach::kCall;
             }
         };
         mark(reach_ids_, ids), mark(reach_numbers_, numbers), mark(reach_means_, means);
@@ -155,8 +155,8 @@ class Program {
 
     void outputs(const std::vector<int> &slots) {
         require(slots.size() <= kOutputs, "outputs");
-        for (int each : slots) {
-            results_.push_back(slot(each, Kind::kFloats, "outputs"));
+        for (int number : slots) {
+            results_.push_back(slot(number, Kind::kFloats, "outputs"));
             use(whole(results_.back()));
         }
         record_ = 0;
@@ -211,9 +211,10 @@ class Program {
             for (int64_t first = 0; first < n; first += kSamples) {
                 const int64_t count = std::min(kSamples, n - first);
                 for (int64_t s = 0; s < count; ++s) {
-                    const int64_t at = places[s] = __atomic_load_n(chosen + first + s, __ATOMIC_RELAXED);
-                    if (at < 0 || at >= items.count()) throw nb::index_error(("found the item " + std::to_string(at) + " among " + std::to_string(items.count())).c_str());
-                    records[s] = items.record(at);
+                    const int64_t index = places[s] = __atomic_load_n(chosen + first + s, __ATOMIC_RELAXED);
+                    if (index < 0 || index >= items.count())
+                        throw nb::index_error(("found the item " + std::to_string(index) + " among " + std::to_string(items.count())).c_str());
+                    records[s] = items.record(index);
                     for (int64_t byte = 0; byte < record_; byte += 64) __builtin_prefetch(records[s] + byte, 0, 2);
                 }
                 for (int64_t s = 0; reads_ids_ && s < count; ++s) {
@@ -269,7 +270,7 @@ class Program {
             compute([&](const Block &block, int64_t first) {
                 for (size_t i = 0; i < results_.size(); ++i) {
                     const Slot &slot = results_[i];
-                    const auto *from = block.at<float>(slot);
+                    const auto *from = block.data<float>(slot);
                     for (int64_t s = 0; s < block.n; ++s)
                         std::copy_n(from + s * slot.stride, slot.width, results[i] + (first + s) * slot.width);
                 }
@@ -282,8 +283,10 @@ class Program {
     }
 
     static Reach reach_of(const std::vector<Reach> &reach, int64_t first, int64_t count) {
-        const Reach found = reach[static_cast<size_t>(first)];
-        return std::all_of(reach.begin() + first, reach.begin() + first + count, [&](Reach each) { return each == found; }) ? found : Reach::kSample;
+        const Reach first_reach = reach[static_cast<size_t>(first)];
+        return std::all_of(reach.begin() + first, reach.begin() + first + count, [&](Reach other) { return other == first_reach; })
+                       ? first_reach
+                       : Reach::kSample;
     }
     Reach reach_of(const Span &span) const { return reach_of(reach_[static_cast<size_t>(span.slot.index)], span.first, span.width); }
     Reach joined(std::optional<Reach> reach, const std::vector<Span> &spans) const {
@@ -348,10 +351,10 @@ class Program {
             auto part = std::make_shared<Part>(Part{span, span.width * span.slot.size()});
             parts_.push_back(part);
             const auto copy = [part](const Block &b, bool keep) {
-                const Span &at = part->span;
-                const int64_t size = at.slot.size();
-                uint8_t *codes = b.memory + at.slot.offset + at.first * size;
-                for (int64_t s = 0; part->read && s < b.n; ++s, codes += at.slot.stride * size) {
+                const Span &span = part->span;
+                const int64_t size = span.slot.size();
+                uint8_t *codes = b.memory + span.slot.offset + span.first * size;
+                for (int64_t s = 0; part->read && s < b.n; ++s, codes += span.slot.stride * size) {
                     uint8_t *own = b.records[s] + part->offset;
                     std::memcpy(keep ? own : codes, keep ? codes : own, static_cast<size_t>(part->bytes));
                 }
@@ -384,24 +387,24 @@ class Program {
                    *count = data_of<int32_t>(rows, "rows", 1);
         const size_t size = columns.shape(0);
         require(offsets.shape(0) == size && rows.shape(0) == size, step);
-        std::vector<Field> found;
+        std::vector<Field> result;
         for (size_t f = 0; f < size; ++f) {
             require(column[f] >= 0 && column[f] < this->columns() && offset[f] >= 0 && count[f] >= 1 && int64_t{offset[f]} + count[f] <= height,
                     step);
             const int32_t most = rows_[static_cast<size_t>(column[f])];
             require(most >= 1 && most <= count[f], step);
-            found.push_back({column[f], offset[f]});
+            result.push_back({column[f], offset[f]});
         }
-        return found;
+        return result;
     }
 
     // The vectors of `width` int16 at these positions of a row; sums of 128 products of codes fit int32.
     std::vector<int32_t> vectors(const Array &positions, int64_t width, const Slot &from, const char *step) const {
-        const auto *at = data_of<int32_t>(positions, "positions", 1);
+        const auto *begins = data_of<int32_t>(positions, "positions", 1);
         const size_t count = positions.shape(0);
         require(count >= 1 && count <= 128 && width >= 1 && width <= 128, step);
-        for (size_t i = 0; i < count; ++i) require(at[i] >= 0 && at[i] + width <= from.width, step);
-        return {at, at + count};
+        for (size_t i = 0; i < count; ++i) require(begins[i] >= 0 && begins[i] + width <= from.width, step);
+        return {begins, begins + count};
     }
 
     // A factor of every column, padded with zeros to whole 64.
@@ -415,10 +418,10 @@ class Program {
 
     const float *floats(const std::optional<Array> &array, const char *name, int64_t n, int64_t width) const {
         static const float none = 0;
-        const float *found = array ? data_of<float>(*array, name, 2) : &none;
+        const float *values = array ? data_of<float>(*array, name, 2) : &none;
         const bool fits = array ? static_cast<int64_t>(array->shape(0)) == n && static_cast<int64_t>(array->shape(1)) == width : width == 0;
         if (!fits) throw nb::value_error((std::string(name) + " have another shape than the ids and the program want").c_str());
-        return found;
+        return values;
     }
 
     void require_own(const Items &items) const {

@@ -59,7 +59,7 @@ class LayerSteps : public TableSteps {
         if (!m.sparse) leave_out_zeros(*step, w, inputs);
         m.weight = step->weight.data(), m.scale = step->scale.data(), m.bias = step->bias.data();
         std::vector<Span> writes;
-        for (const auto &each : step->outs) writes.push_back(whole(std::get<0>(each)));
+        for (const auto &out : step->outs) writes.push_back(whole(std::get<0>(out)));
         std::optional<Reach> reach;
         for (const Field &field : step->fields) reach = zoo::joined(reach, reach_of(field));
         std::vector<Span> reads;
@@ -69,15 +69,15 @@ class LayerSteps : public TableSteps {
         if (splits) {
             split(*step, from, first, inputs);
             reads.clear();
-            for (int64_t p : step->rest(pairs)) reads.push_back({from, first + 2 * p, std::min<int64_t>(2, inputs - 2 * p)});
+            for (int64_t p : step->other_pairs(pairs)) reads.push_back({from, first + 2 * p, std::min<int64_t>(2, inputs - 2 * p)});
             if (added >= 0) reads.push_back(whole(plus));
             add_sums(step, from, first, inputs);
         }
         const int64_t start = step->call ? kept_bytes(stride * 4) : 0;
         const auto run = [=, this](const Block &block) {
             MixedLinear linear = step->linear;
-            if (added >= 0) linear.added = block.at<float>(plus);
-            const int16_t *codes = pairs ? block.at<int16_t>(from) + first : nullptr;
+            if (added >= 0) linear.added = block.data<float>(plus);
+            const int16_t *codes = pairs ? block.data<int16_t>(from) + first : nullptr;
             const int64_t codes_stride = pairs ? from.stride : 0;
             if (step->call) {
                 auto *sums = reinterpret_cast<int32_t *>(block.memory + start);
@@ -125,7 +125,7 @@ class LayerSteps : public TableSteps {
         const Isa *isa = &isa_;
         if (l.inputs == inputs) {
             add({whole(from)}, {whole(to)}, std::nullopt, [=](const Block &block) {
-                isa->linear(step->linear, RowEpilogue{}, block.at<uint8_t>(from), from.stride, block.n, block.memory + to.offset, to.stride);
+                isa->linear(step->linear, RowEpilogue{}, block.data<uint8_t>(from), from.stride, block.n, block.memory + to.offset, to.stride);
             });
             return;
         }
@@ -134,7 +134,7 @@ class LayerSteps : public TableSteps {
         others->insert(others->end(), w + last * outputs, w + inputs * outputs);
         const int64_t start = kept_bytes(round_up(outputs, kColumns) * 4);
         add_to_samples({{from, first, last - first}}, {whole(to)}, false, [=](const Block &block) {
-            const auto *x = block.at<uint8_t>(from);
+            const auto *x = block.data<uint8_t>(from);
             auto *sums = reinterpret_cast<int32_t *>(block.memory + start);
             if (block.first) {
                 std::copy_n(step->bias.data(), round_up(outputs, kColumns), sums);
@@ -195,11 +195,12 @@ class LayerSteps : public TableSteps {
             floats.reserve(kSamples * kPanel);
             int64_t column = 0;
             for (const Linear &panel : panels) {
-                isa->linear(panel, RowEpilogue{}, block.at<uint8_t>(hidden), hidden.stride, block.n, floats.data(), kPanel);
+                isa->linear(panel, RowEpilogue{}, block.data<uint8_t>(hidden), hidden.stride, block.n, floats.data(), kPanel);
                 const Cross c{panel.outputs, first, factor, units ? units->data() + column : nullptr, nullptr};
-                kernels->cross(c, block.at<int16_t>(from) + column, from.stride, floats.data(), kPanel, block.at<float>(state) + column, state.stride, block.n,
-                               stores ? block.at<int16_t>(words) + column : nullptr, stores ? words.stride : 0,
-                               stores_bytes ? block.at<uint8_t>(coarse) + column : nullptr, stores_bytes ? coarse.stride : 0, nullptr, 0);
+                kernels->cross(c, block.data<int16_t>(from) + column, from.stride, floats.data(), kPanel,
+                               block.data<float>(state) + column, state.stride, block.n,
+                               stores ? block.data<int16_t>(words) + column : nullptr, stores ? words.stride : 0,
+                               stores_bytes ? block.data<uint8_t>(coarse) + column : nullptr, stores_bytes ? coarse.stride : 0, nullptr, 0);
                 column += panel.outputs;
             }
         });
@@ -225,7 +226,7 @@ class LayerSteps : public TableSteps {
         Buffer<float> scale, bias;
 
         // Pairs of inputs that every sample reads.
-        std::vector<int64_t> rest(int64_t pairs) const {
+        std::vector<int64_t> other_pairs(int64_t pairs) const {
             std::vector<int64_t> all(linear.pairs ? static_cast<size_t>(linear.chosen ? linear.chosen_count : pairs) : 0);
             for (size_t i = 0; i < all.size(); ++i) all[i] = linear.chosen ? linear.chosen[i] : static_cast<int64_t>(i);
             return all;
@@ -251,11 +252,12 @@ class LayerSteps : public TableSteps {
     void split(Mixed &step, const Slot &from, int64_t first, int64_t inputs) const {
         Sums parts[3];
         for (const Field &field : step.fields) parts[static_cast<size_t>(reach_of(field))].fields.push_back(field);
-        for (int64_t p : step.rest(step.linear.pairs))
+        for (int64_t p : step.other_pairs(step.linear.pairs))
             parts[static_cast<size_t>(reach_of(Span{from, first + 2 * p, std::min<int64_t>(2, inputs - 2 * p)}))].chosen.push_back(static_cast<int32_t>(p));
-        Sums &call = parts[static_cast<size_t>(Reach::kCall)], &item = parts[static_cast<size_t>(Reach::kItem)], &rest = parts[static_cast<size_t>(Reach::kSample)];
+        Sums &call = parts[static_cast<size_t>(Reach::kCall)], &item = parts[static_cast<size_t>(Reach::kItem)],
+             &sample = parts[static_cast<size_t>(Reach::kSample)];
         if (item.chosen.empty() && item.fields.size() * (step.linear.wide_table ? 2 : 1) < sizeof(int32_t)) {
-            rest.fields.insert(rest.fields.end(), item.fields.begin(), item.fields.end());
+            sample.fields.insert(sample.fields.end(), item.fields.begin(), item.fields.end());
             item.fields.clear();
         }
         if (call.fields.empty() && call.chosen.empty() && item.fields.empty() && item.chosen.empty()) return;
@@ -268,7 +270,7 @@ class LayerSteps : public TableSteps {
         for (Sums &part : parts) limit(part);
         if (!call.fields.empty() || !call.chosen.empty()) step.call = std::make_unique<Sums>(std::move(call));
         if (!item.fields.empty() || !item.chosen.empty()) step.item = std::make_unique<Sums>(std::move(item));
-        static_cast<Sums &>(step) = std::move(rest);
+        static_cast<Sums &>(step) = std::move(sample);
     }
 
     // Sums of a part of a layer, of n samples.
@@ -287,7 +289,7 @@ class LayerSteps : public TableSteps {
         item_steps_.push_back([=, this](const Block &block) {
             static thread_local Buffer<int32_t> sums;
             sums.reserve(kSamples * stride);
-            add_up(*step->item, block, inputs ? block.at<int16_t>(from) + first : nullptr, inputs ? from.stride : 0, block.n, sums.data());
+            add_up(*step->item, block, inputs ? block.data<int16_t>(from) + first : nullptr, inputs ? from.stride : 0, block.n, sums.data());
             for (int64_t s = 0; s < block.n; ++s)
                 std::memcpy(block.records[s] + step->sums->offset, sums.data() + s * stride, static_cast<size_t>(4 * stride));
         });
@@ -298,7 +300,7 @@ class LayerSteps : public TableSteps {
         MixedLinear &m = step.linear;
         for (int64_t p = 0; p < m.pairs; ++p) {
             const int16_t *pair = weight + 2 * p * m.stride, *end = weight + std::min(2 * p + 2, inputs) * m.stride;
-            if (std::any_of(pair, end, [](int16_t each) { return each != 0; })) step.chosen.push_back(static_cast<int32_t>(p));
+            if (std::any_of(pair, end, [](int16_t code) { return code != 0; })) step.chosen.push_back(static_cast<int32_t>(p));
         }
         m.chosen_count = static_cast<int64_t>(step.chosen.size());
         if (m.chosen_count == m.pairs) step.chosen.clear();

@@ -55,19 +55,19 @@ std::tuple<nb::ndarray<nb::numpy, int64_t>, nb::ndarray<nb::numpy, int32_t>> top
             const int64_t queries_here = std::min(TOGETHER, n - first);
             for (auto &heap : heaps)
                 heap.clear();
-            for (int64_t at = 0; at < m; at += ITEMS) {
-                const int64_t here = std::min(ITEMS, m - at);
+            for (int64_t begin = 0; begin < m; begin += ITEMS) {
+                const int64_t here = std::min(ITEMS, m - begin);
                 for (int64_t q = 0; q < queries_here; ++q) {
-                    kernels.dots(queries.data() + (first + q) * size, items.data() + at * size, here, size, block_products);
+                    kernels.dots(queries.data() + (first + q) * size, items.data() + begin * size, here, size, block_products);
                     auto &heap = heaps[q];
                     int64_t i = 0;
                     for (; i < here && static_cast<int64_t>(heap.size()) < count; ++i) {
-                        heap.push_back({block_products[i], at + i});
+                        heap.push_back({block_products[i], begin + i});
                         std::push_heap(heap.begin(), heap.end(), before<int32_t>);
                     }
-                    const int64_t found = i == here ? 0 : kernels.above(block_products + i, here - i, heap.front().product, positions);
-                    for (int64_t k = 0; k < found; ++k) {
-                        const Hit hit{block_products[i + positions[k]], at + i + positions[k]};
+                    const int64_t match_count = i == here ? 0 : kernels.above(block_products + i, here - i, heap.front().product, positions);
+                    for (int64_t k = 0; k < match_count; ++k) {
+                        const Hit hit{block_products[i + positions[k]], begin + i + positions[k]};
                         if (hit.product <= heap.front().product)
                             continue; // an equal one comes later and loses
                         std::pop_heap(heap.begin(), heap.end(), before<int32_t>);
@@ -132,11 +132,11 @@ std::optional<nb::ndarray<nb::numpy, int64_t>> distinct_positions(nb::dict place
             return std::nullopt;
         }
         int overflow = 0;
-        const int64_t at = PyLong_AsLongLongAndOverflow(place, &overflow);
-        if (overflow || at < 0 || at >= count || seen[at / 64] >> at % 64 & 1)
+        const int64_t index = PyLong_AsLongLongAndOverflow(place, &overflow);
+        if (overflow || index < 0 || index >= count || seen[index / 64] >> index % 64 & 1)
             return std::nullopt;
-        seen[at / 64] |= uint64_t{1} << at % 64;
-        positions[i] = at;
+        seen[index / 64] |= uint64_t{1} << index % 64;
+        positions[i] = index;
     }
     return owned(std::move(positions), {n});
 }

@@ -57,8 +57,9 @@ NewArray<float> max_sim(const Array &query, const Array &query_scale, const Arra
         on_threads(std::min(threads, (count + piece - 1) / piece), [&](bool) {
             for (int64_t begin; (begin = next.fetch_add(piece)) < count;)
                 for (int64_t i = begin; i < std::min(begin + piece, count); ++i) {
-                    const int64_t row = chosen ? rows[static_cast<size_t>(i)] : i, at = f[row];
-                    out.data()[i] = kernels.max_sim(words.data(), scales.data(), stride, size, c + at * size, s + at, f[row + 1] - at);
+                    const int64_t row = chosen ? rows[static_cast<size_t>(i)] : i, first_token = f[row];
+                    out.data()[i] = kernels.max_sim(words.data(), scales.data(), stride, size,
+                                                    c + first_token * size, s + first_token, f[row + 1] - first_token);
                 }
         });
     }

@@ -433,7 +433,7 @@ def add_columns(parser: Any, encoding: Encoding, places: Mapping[str, int]) -> b
             case "hash-bucket":
                 parser.hash_bucket(place, field.start, how["buckets"], field.last)
             case _:
-                add = parser.known_list if field.is_list else parser.known
+                add = parser.vocabulary_list if field.is_list else parser.vocabulary
                 add(place, field.start, field.values.to_pylist(), *of_list)
     tables = encoding.scaled_whole(LOWEST, HIGHEST)
     for index, column in enumerate(encoding.numbers):

@@ -2,7 +2,7 @@
 
 Supported are QDQ around Conv, Gemm, MatMul, Add, Mul, pools and Concat, with Relu, Clip or any other elementwise
 function between, and layout operators: Flatten, Reshape and Transpose, also as a channel shuffle, Split, Slice and
-Resize. The float remainder is a `Rest`.
+Resize. The float remainder is a `FloatRemainder`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pipelines.kernels.images.mapping.fuse import fused
 from pipelines.kernels.images.mapping.layers import Layers
 from pipelines.kernels.images.mapping.orders.views import ORDERS, ROWS, View
 from pipelines.kernels.images.mapping.qdq import data_input, refused
-from pipelines.kernels.images.mapping.rest import Rest
+from pipelines.kernels.images.mapping.remainder import FloatRemainder
 from pipelines.kernels.images.mapping.walk import Bytes, Input, Pending
 from pipelines.kernels.images.program import ENDINGS, SELECTION, ImageProgram, ValuePart
 from pipelines.kernels.images.steps import Convolution, Dequantize, Shape
@@ -100,7 +100,7 @@ class ImageMapping(Layers):
         self.reals = self.input.dtype == ir.DataType.FLOAT
         last = self.shape[2] <= 4 < self.shape[0]  # as few channels as images have
         self.values[self.input] = Input(last, last)
-        ending, remainder = None, Rest(self.model)
+        ending, remainder = None, FloatRemainder(self.model)
         for node in self.main:
             if remainder.reads(node):
                 remainder.take(node)
@@ -228,7 +228,7 @@ class ImageMapping(Layers):
         classes = self._elements(value).ndim == 2 and node.attributes.get_int("axis", -1) in (1, -1)
         return classes if node.op_type == "Softmax" else self._shape(value)[:2] == (1, 1)
 
-    def _parts(self, remainder: Rest) -> tuple[ValuePart, ...]:
+    def _parts(self, remainder: FloatRemainder) -> tuple[ValuePart, ...]:
         """Returns the values that the float remainder reads, and adds the steps that end the program with them.
 
         Raises RequestError if the remainder would hold layers itself.

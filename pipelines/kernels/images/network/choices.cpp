@@ -115,7 +115,7 @@ struct Candidate {
 
 void Network::top_k(Operand x, int64_t out, int64_t count, bool largest_ones) {
     const int64_t channels = read(x).channels;
-    require(count >= 1 && count <= channels && at(known(out, false, true)).channels == 2 * count, "a choice of the largest");
+    require(count >= 1 && count <= channels && layout(checked(out, false, true)).channels == 2 * count, "a choice of the largest");
     const int64_t from = round_up(channels, 16), to = round_up(2 * count, 16);
     const float sign = largest_ones ? 1.0f : -1.0f;
     float_step({x}, {out, 0, 0}, [=](const float *const *xs, int64_t n, float *made, int64_t) {
@@ -134,29 +134,30 @@ void Network::top_k(Operand x, int64_t out, int64_t count, bool largest_ones) {
 }
 
 void Network::choice(int64_t x, int64_t indices, int64_t out) {
-    const bool floats = at(existing(x, true)).floats();
-    const Tensor &from = at(known(x, true, floats)), &to = at(known(out, false, floats)), &places = at(known(indices, true, true));
+    const bool floats = layout(existing(x, true)).floats();
+    const Tensor &from = layout(checked(x, true, floats)), &to = layout(checked(out, false, floats)), &places = layout(checked(indices, true, true));
     require(from.channels == to.channels && pixels_in(out) == pixels_in(indices) * places.channels && from.pitch == to.pitch, "a choice of pixels");
     step(out, {x, indices}, to.height, [=](const Sample &s, int64_t begin, int64_t end) {
-        const int64_t columns = at(out).width, width = at(x).width, channels = at(indices).channels, across = at(indices).width;
+        const int64_t columns = layout(out).width, width = layout(x).width, channels = layout(indices).channels, across = layout(indices).width;
         const auto last = static_cast<float>(pixels_in(x) - 1);
         for (int64_t p = begin * columns; p < end * columns; ++p) {
             const int64_t place = p / channels;
-            const float index = reinterpret_cast<const float *>(s.pixel(at(indices), place / across, place % across))[p % channels];
+            const float index = reinterpret_cast<const float *>(s.pixel(layout(indices), place / across, place % across))[p % channels];
             const auto pixel = static_cast<int64_t>(index > 0 ? std::min(index, last) : 0.0f);
-            std::memcpy(s.pixel(at(out), p / columns, p % columns), s.pixel(at(x), pixel / width, pixel % width), static_cast<size_t>(at(out).pitch));
+            std::memcpy(s.pixel(layout(out), p / columns, p % columns), s.pixel(layout(x), pixel / width, pixel % width),
+                        static_cast<size_t>(layout(out).pitch));
         }
     });
 }
 
 void Network::suppression(int64_t boxes, int64_t scores, int64_t out, int64_t most, float overlap, float least, bool centered) {
-    const Tensor &corners = at(known(boxes, true, true)), &values = at(known(scores, true, true)), &to = at(known(out, false, true));
+    const Tensor &corners = layout(checked(boxes, true, true)), &values = layout(checked(scores, true, true)), &to = layout(checked(out, false, true));
     const int64_t count = pixels_in(scores), classes = values.channels;
     require(corners.channels == 4 && pixels_in(boxes) == count && most >= 1 && most <= count && count <= 1 << 28, "a suppression");
     require(to.height == 1 + classes * most && to.width == 1 && to.channels == 3, "a suppression");
     step(out, {boxes, scores}, 1, [=](const Sample &s, int64_t, int64_t) {
         const auto pixel = [&](int64_t tensor, int64_t p) {
-            return reinterpret_cast<const float *>(s.pixel(at(tensor), p / at(tensor).width, p % at(tensor).width));
+            return reinterpret_cast<const float *>(s.pixel(layout(tensor), p / layout(tensor).width, p % layout(tensor).width));
         };
         std::vector<std::vector<Candidate>> candidates(static_cast<size_t>(classes));
         std::vector<Box> sides(static_cast<size_t>(count));
@@ -168,7 +169,7 @@ void Network::suppression(int64_t boxes, int64_t scores, int64_t out, int64_t mo
         }
         int64_t row = 0;
         const auto write = [&](float first, float second, float third) {
-            auto *target = reinterpret_cast<float *>(s.pixel(at(out), row++, 0));
+            auto *target = reinterpret_cast<float *>(s.pixel(layout(out), row++, 0));
             std::fill_n(target, 16, 0.0f);
             target[0] = first, target[1] = second, target[2] = third;
         };
@@ -186,8 +187,8 @@ void Network::suppression(int64_t boxes, int64_t scores, int64_t out, int64_t mo
                 write(0, static_cast<float>(c), static_cast<float>(own.back().box));
             }
         }
-        reinterpret_cast<float *>(s.pixel(at(out), 0, 0))[0] = static_cast<float>(row - 1);
-        while (row < at(out).height) write(0, 0, 0);
+        reinterpret_cast<float *>(s.pixel(layout(out), 0, 0))[0] = static_cast<float>(row - 1);
+        while (row < layout(out).height) write(0, 0, 0);
     });
 }
 

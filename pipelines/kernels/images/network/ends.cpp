@@ -8,15 +8,15 @@ namespace zoo {
 
 void Network::pixels(int64_t out, int64_t channels, const std::vector<int64_t> &fills, bool last, bool floats, float scale, int32_t zero,
                      int64_t offset) {
-    const int64_t height = at(existing(out, false)).height, width = at(out).width, size = channels * height * width;
-    const bool real = at(out).floats();
-    require(channels >= 1 && channels + static_cast<int64_t>(fills.size()) == at(out).channels, "the input");
+    const int64_t height = layout(existing(out, false)).height, width = layout(out).width, size = channels * height * width;
+    const bool real = layout(out).floats();
+    require(channels >= 1 && channels + static_cast<int64_t>(fills.size()) == layout(out).channels, "the input");
     require(offset >= 0 && offset <= 1 << 28 && (steps_.empty() || floats_ == floats) && (!real || (floats && fills.empty())), "the input");
     sample_ = std::max(sample_, offset + size), floats_ = floats;
     step(out, {}, height, [=](const Sample &s, int64_t begin, int64_t end) {
-        const Tensor &t = at(out);
+        const Tensor &t = layout(out);
         const auto *reals = static_cast<const float *>(s.x) + offset;
-        const auto *given = static_cast<const uint8_t *>(s.x) + offset;
+        const auto *input_bytes = static_cast<const uint8_t *>(s.x) + offset;
         if (real) {
             for (int64_t y = begin; y < end; ++y)
                 for (int64_t x = 0; x < width; ++x) {
@@ -34,7 +34,7 @@ void Network::pixels(int64_t out, int64_t channels, const std::vector<int64_t> &
             for (int64_t c = 0; c < lines; ++c) {
                 const int64_t from = (last ? y * line : (c * height + y) * width);
                 if (floats) isa_.images->quantize(reals + from, scale, zero, line, bytes.data() + c * width);
-                planes[static_cast<size_t>(c)] = floats ? bytes.data() + c * width : given + from;
+                planes[static_cast<size_t>(c)] = floats ? bytes.data() + c * width : input_bytes + from;
             }
             uint8_t *to = s.pixel(t, y, 0);
             if (channels == 3 && !last && t.pitch == 4) {
@@ -51,32 +51,32 @@ void Network::pixels(int64_t out, int64_t channels, const std::vector<int64_t> &
 }
 
 void Network::dequantize(int64_t x, float scale, int32_t zero, bool last, const float *table, int64_t offset, int64_t pitch) {
-    const int64_t height = at(existing(x, true)).height, width = at(x).width, channels = at(x).channels, pixels = height * width;
+    const int64_t height = layout(existing(x, true)).height, width = layout(x).width, channels = layout(x).channels, pixels = height * width;
     const int64_t runs = last ? pixels : channels, run = last ? channels : pixels;
-    require(offset >= 0 && offset <= 1 << 28 && pitch >= run && pitch <= 1 << 28 && !(table && at(x).floats()), "the results");
-    const int64_t before = std::exchange(found_, dequantized_ ? 0 : found_);
+    require(offset >= 0 && offset <= 1 << 28 && pitch >= run && pitch <= 1 << 28 && !(table && layout(x).floats()), "the results");
+    const int64_t before = std::exchange(result_count_, dequantized_ ? 0 : result_count_);
     std::array<float, 256> reals;
     for (int32_t byte = 0; byte < 256; ++byte) reals[static_cast<size_t>(byte)] = table ? table[byte] : static_cast<float>(byte - zero) * scale;
     const auto write = [=](const Sample &s, int64_t begin, int64_t end, auto real) {
         constexpr int64_t kTile = 16;  // pixels at a time, whose results of a channel are a cache line
-        const int64_t step = at(x).pitch, rows = at(x).row() == width * step ? end - begin : 1;  // that follow each other
+        const int64_t step = layout(x).pitch, rows = layout(x).row() == width * step ? end - begin : 1;  // that follow each other
         for (int64_t y = begin; y < end; y += rows) {
-            const uint8_t *row = s.pixel(at(x), y, 0);
+            const uint8_t *row = s.pixel(layout(x), y, 0);
             float *out = s.out + offset + y * width * (last ? pitch : 1);
             const int64_t count = rows * width;
             for (int64_t p = 0; last && p < count; ++p, out += pitch)
-                if (!at(x).floats() && !table && channels % 16 == 0) isa_.images->dequantize(row + p * step, scale, zero, channels, out);
+                if (!layout(x).floats() && !table && channels % 16 == 0) isa_.images->dequantize(row + p * step, scale, zero, channels, out);
                 else for (int64_t c = 0; c < channels; ++c) out[c] = real(row + p * step, c);
             for (int64_t first = 0; !last && first < count; first += kTile)
                 for (int64_t c = 0; c < channels; ++c)
                     for (int64_t p = first; p < std::min(count, first + kTile); ++p) out[c * pitch + p] = real(row + p * step, c);
         }
     };
-    step(-1, {x}, height, [=, floats = at(x).floats()](const Sample &s, int64_t begin, int64_t end) {
+    step(-1, {x}, height, [=, floats = layout(x).floats()](const Sample &s, int64_t begin, int64_t end) {
         if (floats) return write(s, begin, end, [](const uint8_t *pixel, int64_t c) { return reinterpret_cast<const float *>(pixel)[c]; });
         write(s, begin, end, [of = reals.data()](const uint8_t *pixel, int64_t c) { return of[pixel[c]]; });
     });
-    found_ = before + pixels * channels;
+    result_count_ = before + pixels * channels;
     results_end_ = std::max(results_end_, offset + (runs - 1) * pitch + run);
     dequantized_ = true;
 }

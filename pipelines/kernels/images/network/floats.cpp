@@ -65,29 +65,29 @@ void clear_tails(float *x, int64_t channels, int64_t n) {
 }  // namespace
 
 void Network::float_step(const std::vector<Operand> &xs, const Operand &to, FloatRow of) {
-    const int64_t out = to.tensor, height = written(to).height, width = at(out).width;
+    const int64_t out = to.tensor, height = written(to).height, width = layout(out).width;
     std::vector<int64_t> reads;
     for (const Operand &x : xs) {
-        const bool one = read(x).height == 1 && at(x.tensor).width == 1;
-        require((one || (at(x.tensor).height == height && at(x.tensor).width == width)) && at(x.tensor).pitch >= 16, "a float step");
+        const bool one = read(x).height == 1 && layout(x.tensor).width == 1;
+        require((one || (layout(x.tensor).height == height && layout(x.tensor).width == width)) && layout(x.tensor).pitch >= 16, "a float step");
         reads.push_back(x.tensor);
     }
-    const auto repeats = [=](const Operand &x) { return at(x.tensor).height == 1 && at(x.tensor).width == 1 && (height > 1 || width > 1); };
+    const auto repeats = [=](const Operand &x) { return layout(x.tensor).height == 1 && layout(x.tensor).width == 1 && (height > 1 || width > 1); };
     step(out, reads, height, [=](const Sample &s, int64_t begin, int64_t end) {
         constexpr int64_t kPixels = 256;
         std::vector<Buffer<float>> spare(xs.size());
         std::vector<const float *> rows(xs.size());
-        bool flows = at(out).row() == width * at(out).pitch;  // rows follow each other, and several are one
-        for (const Operand &x : xs) flows &= repeats(x) || at(x.tensor).row() == width * at(x.tensor).pitch;
-        const int64_t some = flows ? std::max<int64_t>(kPixels / width, 1) : 1;
-        const int64_t channels = at(out).channels, most = std::min(some, end - begin) * width;
-        Buffer<float> found(to.floats() ? 0 : most * round_up(channels, 16));
+        bool flows = layout(out).row() == width * layout(out).pitch;  // rows follow each other, and several are one
+        for (const Operand &x : xs) flows &= repeats(x) || layout(x.tensor).row() == width * layout(x.tensor).pitch;
+        const int64_t rows_at_once = flows ? std::max<int64_t>(kPixels / width, 1) : 1;
+        const int64_t channels = layout(out).channels, most = std::min(rows_at_once, end - begin) * width;
+        Buffer<float> results(to.floats() ? 0 : most * round_up(channels, 16));
         for (size_t i = 0; i < xs.size(); ++i)
-            if (!xs[i].floats() || repeats(xs[i])) spare[i].reserve(most * round_up(at(xs[i].tensor).channels, 16) + 64);
-        for (int64_t y = begin; y < end; y += some) {
-            const int64_t n = std::min(some, end - y) * width;
+            if (!xs[i].floats() || repeats(xs[i])) spare[i].reserve(most * round_up(layout(xs[i].tensor).channels, 16) + 64);
+        for (int64_t y = begin; y < end; y += rows_at_once) {
+            const int64_t n = std::min(rows_at_once, end - y) * width;
             for (size_t i = 0; i < xs.size(); ++i) {
-                const Tensor &from = at(xs[i].tensor);
+                const Tensor &from = layout(xs[i].tensor);
                 const bool one = repeats(xs[i]);  // pixel for all of the others
                 if (one && y > begin) continue;
                 const uint8_t *row = s.pixel(from, one ? 0 : y, 0);
@@ -100,8 +100,8 @@ void Network::float_step(const std::vector<Operand> &xs, const Operand &to, Floa
                 for (int64_t p = 1; one && p < most; ++p) std::copy_n(spare[i].data(), pixel, spare[i].data() + p * pixel);
                 rows[i] = spare[i].data();
             }
-            uint8_t *row = s.pixel(at(out), y, 0);
-            float *floats = to.floats() ? reinterpret_cast<float *>(row) : found.data();
+            uint8_t *row = s.pixel(layout(out), y, 0);
+            float *floats = to.floats() ? reinterpret_cast<float *>(row) : results.data();
             of(rows.data(), n, floats, y * width);
             if (to.floats()) clear_tails(floats, channels, n);
             else isa_.images->quantize_floats(floats, 1 / to.scale, to.zero, n * round_up(channels, 16), row);
@@ -112,7 +112,7 @@ void Network::float_step(const std::vector<Operand> &xs, const Operand &to, Floa
 
 void Network::float_copy(Operand x, Operand out) {
     require(read(x).channels == written(out).channels, "a copy");
-    const int64_t pixel = round_up(at(out.tensor).channels, 16);
+    const int64_t pixel = round_up(layout(out.tensor).channels, 16);
     float_step({x}, out, [=](const float *const *xs, int64_t n, float *to, int64_t) {
         std::memcpy(to, xs[0], static_cast<size_t>(n * pixel) * sizeof(float));
     });
@@ -121,14 +121,14 @@ void Network::float_copy(Operand x, Operand out) {
 void Network::float_sum(Operand a, Operand b, Operand out) {
     for (const Operand &x : {a, b})
         require(read(x).channels == written(out).channels, "a sum");
-    const int64_t pixel = round_up(at(out.tensor).channels, 16);
+    const int64_t pixel = round_up(layout(out.tensor).channels, 16);
     float_step({a, b}, out, [=](const float *const *xs, int64_t n, float *to, int64_t) { isa_.images->add_floats(xs[0], xs[1], n * pixel, to); });
 }
 
 void Network::float_difference(Operand a, Operand b, Operand out) {
     for (const Operand &x : {a, b})
         require(read(x).channels == written(out).channels, "a difference");
-    const int64_t pixel = round_up(at(out.tensor).channels, 16);
+    const int64_t pixel = round_up(layout(out.tensor).channels, 16);
     float_step({a, b}, out, [=](const float *const *xs, int64_t n, float *to, int64_t) {
         for (int64_t i = 0; i < n * pixel; ++i) to[i] = xs[0][i] - xs[1][i];
     });
@@ -147,7 +147,7 @@ void Network::channel_scale(Operand x, Operand out, const float *gain, const flo
 
 void Network::float_clip(Operand x, Operand out, float low, float high) {
     require(read(x).channels == written(out).channels && low <= high, "a clip");
-    const int64_t pixel = round_up(at(out.tensor).channels, 16);
+    const int64_t pixel = round_up(layout(out.tensor).channels, 16);
     float_step({x}, out, [=](const float *const *xs, int64_t n, float *to, int64_t) {
         for (int64_t i = 0; i < n * pixel; ++i) {
             const float least = xs[0][i] < low ? low : xs[0][i];
@@ -157,25 +157,25 @@ void Network::float_clip(Operand x, Operand out, float low, float high) {
 }
 
 void Network::float_lookup(int64_t x, int64_t out, const float *table) {
-    const Tensor &from = at(known(x, true)), &to = at(known(out, false, true));
+    const Tensor &from = layout(checked(x, true)), &to = layout(checked(out, false, true));
     require(from.height == to.height && from.width == to.width && from.channels == to.channels && from.pitch >= 16, "a lookup");
     step(out, {x}, to.height, [=, of = std::vector<float>(table, table + 256)](const Sample &s, int64_t begin, int64_t end) {
         for (int64_t y = begin; y < end; ++y) {
-            for (int64_t column = 0; column < at(out).width; ++column) {
-                const uint8_t *bytes = s.pixel(at(x), y, column);
-                auto *floats = reinterpret_cast<float *>(s.pixel(at(out), y, column));
-                for (int64_t c = 0; c < at(out).channels; ++c) floats[c] = of[bytes[c]];
+            for (int64_t column = 0; column < layout(out).width; ++column) {
+                const uint8_t *bytes = s.pixel(layout(x), y, column);
+                auto *floats = reinterpret_cast<float *>(s.pixel(layout(out), y, column));
+                for (int64_t c = 0; c < layout(out).channels; ++c) floats[c] = of[bytes[c]];
             }
-            clear_tails(reinterpret_cast<float *>(s.pixel(at(out), y, 0)), at(out).channels, at(out).width);
+            clear_tails(reinterpret_cast<float *>(s.pixel(layout(out), y, 0)), layout(out).channels, layout(out).width);
         }
     });
 }
 
 void Network::softmax(Operand x, Operand out, int64_t first, int64_t size) {
     const int64_t channels = written(out).channels, from = round_up(read(x).channels, 16), to = round_up(channels, 16);
-    require(first >= 0 && size >= 1 && channels % size == 0 && first + channels <= at(x.tensor).channels, "a softmax");
-    float_step({x}, out, [=](const float *const *xs, int64_t n, float *found, int64_t) {
-        isa_.images->softmax(xs[0] + first, from, channels / size, size, n, found, to);
+    require(first >= 0 && size >= 1 && channels % size == 0 && first + channels <= layout(x.tensor).channels, "a softmax");
+    float_step({x}, out, [=](const float *const *xs, int64_t n, float *result, int64_t) {
+        isa_.images->softmax(xs[0] + first, from, channels / size, size, n, result, to);
     });
 }
 
@@ -194,7 +194,7 @@ void Network::group_linear(Operand x, Operand out, const float *weight, const fl
 
 void Network::activation(Operand x, Operand out, Activation kind) {
     require(read(x).channels == written(out).channels, "an activation");
-    const int64_t pixel = round_up(at(out.tensor).channels, 16);
+    const int64_t pixel = round_up(layout(out.tensor).channels, 16);
     float_step({x}, out, [=](const float *const *xs, int64_t n, float *to, int64_t) { isa_.rows->activate(kind, xs[0], n * pixel, to); });
 }
 
@@ -209,16 +209,16 @@ void Network::layer_norm(Operand x, Operand out, const float *gain, const float 
 }
 
 void Network::group_norm(Operand x, Operand out, const float *gain, const float *bias, int64_t channels, int64_t groups, float epsilon) {
-    const int64_t b = out.tensor, height = written(out).height, width = at(b).width, pixel = round_up(channels, 16);
-    require(read(x).height == height && at(x.tensor).width == width && at(x.tensor).pitch >= 16, "a norm");
-    require(at(x.tensor).channels == channels && at(b).channels == channels && groups >= 1 && channels % groups == 0 && epsilon >= 0, "a norm");
+    const int64_t b = out.tensor, height = written(out).height, width = layout(b).width, pixel = round_up(channels, 16);
+    require(read(x).height == height && layout(x.tensor).width == width && layout(x.tensor).pitch >= 16, "a norm");
+    require(layout(x.tensor).channels == channels && layout(b).channels == channels && groups >= 1 && channels % groups == 0 && epsilon >= 0, "a norm");
     const std::vector<float> gains = padded(gain, channels, 16), biases = padded(bias, channels, 16);
     step(b, {x.tensor}, 1, [=](const Sample &s, int64_t, int64_t) {
         const int64_t size = channels / groups;
-        Buffer<float> spare(x.floats() ? 0 : width * pixel), found(out.floats() ? 0 : width * pixel);
+        Buffer<float> spare(x.floats() ? 0 : width * pixel), normalized(out.floats() ? 0 : width * pixel);
         std::vector<float> sums(static_cast<size_t>(pixel)), mean(static_cast<size_t>(pixel)), factor(static_cast<size_t>(pixel));
         const auto row = [&](int64_t y) {
-            const uint8_t *from = s.pixel(at(x.tensor), y, 0);
+            const uint8_t *from = s.pixel(layout(x.tensor), y, 0);
             if (x.floats()) return reinterpret_cast<const float *>(from);
             isa_.images->dequantize(from, x.scale, x.zero, width * pixel, spare.data());
             return static_cast<const float *>(spare.data());
@@ -232,25 +232,26 @@ void Network::group_norm(Operand x, Operand out, const float *gain, const float 
             }
         };
         for (int64_t y = 0; y < height; ++y) {
-            const float *at = row(y);
-            for (int64_t column = 0; column < width; ++column) isa_.images->add_floats(sums.data(), at + column * pixel, pixel, sums.data());
+            const float *values = row(y);
+            for (int64_t column = 0; column < width; ++column) isa_.images->add_floats(sums.data(), values + column * pixel, pixel, sums.data());
         }
-        of_groups([](float found) { return found; }, mean);
+        of_groups([](float average) { return average; }, mean);
         std::fill(sums.begin(), sums.end(), 0.0f);
         for (int64_t y = 0; y < height; ++y) {
-            const float *at = row(y);
-            for (int64_t column = 0; column < width; ++column) isa_.images->add_squares(at + column * pixel, mean.data(), pixel, sums.data());
+            const float *values = row(y);
+            for (int64_t column = 0; column < width; ++column) isa_.images->add_squares(values + column * pixel, mean.data(), pixel, sums.data());
         }
-        of_groups([=](float found) { return 1.0f / std::sqrt(found + epsilon); }, factor);
+        of_groups([=](float average) { return 1.0f / std::sqrt(average + epsilon); }, factor);
         for (int64_t c = 0; c < channels; ++c) {
             const auto i = static_cast<size_t>(c);
             factor[i] = factor[i] * gains[i], mean[i] = biases[i] - mean[i] * factor[i];
         }
         for (int64_t y = 0; y < height; ++y) {
             const float *from = row(y);
-            uint8_t *to = s.pixel(at(b), y, 0);
-            float *floats = out.floats() ? reinterpret_cast<float *>(to) : found.data();
-            for (int64_t at = 0; at < width * pixel; at += pixel) isa_.images->scale_floats(from + at, factor.data(), mean.data(), pixel, floats + at);
+            uint8_t *to = s.pixel(layout(b), y, 0);
+            float *floats = out.floats() ? reinterpret_cast<float *>(to) : normalized.data();
+            for (int64_t offset = 0; offset < width * pixel; offset += pixel)
+                isa_.images->scale_floats(from + offset, factor.data(), mean.data(), pixel, floats + offset);
             if (out.floats()) clear_tails(floats, channels, width);
             else isa_.images->quantize_floats(floats, 1 / out.scale, out.zero, width * pixel, to);
         }
@@ -259,8 +260,8 @@ void Network::group_norm(Operand x, Operand out, const float *gain, const float 
 
 void Network::float_product(Operand a, Operand b, Operand out) {
     const bool one = read(b).channels == 1;  // factor of all channels
-    require(read(a).channels == written(out).channels && (one || at(b.tensor).channels == at(a.tensor).channels), "a product");
-    const int64_t pixel = round_up(at(out.tensor).channels, 16);
+    require(read(a).channels == written(out).channels && (one || layout(b.tensor).channels == layout(a.tensor).channels), "a product");
+    const int64_t pixel = round_up(layout(out.tensor).channels, 16);
     float_step({a, b}, out, [=](const float *const *xs, int64_t n, float *to, int64_t) {
         if (!one) return isa_.images->multiply_floats(xs[0], xs[1], n * pixel, to);
         for (int64_t i = 0; i < n; ++i)
@@ -270,8 +271,8 @@ void Network::float_product(Operand a, Operand b, Operand out) {
 
 void Network::float_quotient(Operand a, Operand b, Operand out) {
     const bool one = read(b).channels == 1;  // divisor of all channels
-    require(read(a).channels == written(out).channels && (one || at(b.tensor).channels == at(a.tensor).channels), "a quotient");
-    const int64_t pixel = round_up(at(out.tensor).channels, 16), own = one ? 16 : pixel;
+    require(read(a).channels == written(out).channels && (one || layout(b.tensor).channels == layout(a.tensor).channels), "a quotient");
+    const int64_t pixel = round_up(layout(out.tensor).channels, 16), own = one ? 16 : pixel;
     float_step({a, b}, out, [=](const float *const *xs, int64_t n, float *to, int64_t) {
         for (int64_t i = 0; i < n; ++i)
             for (int64_t c = 0; c < pixel; ++c) to[i * pixel + c] = xs[0][i * pixel + c] / xs[1][i * own + (one ? 0 : c)];
@@ -280,13 +281,13 @@ void Network::float_quotient(Operand a, Operand b, Operand out) {
 
 void Network::float_log(Operand x, Operand out) {
     require(read(x).channels == written(out).channels, "a logarithm");
-    const int64_t pixel = round_up(at(out.tensor).channels, 16);
+    const int64_t pixel = round_up(layout(out.tensor).channels, 16);
     float_step({x}, out, [=](const float *const *xs, int64_t n, float *to, int64_t) { std::transform(xs[0], xs[0] + n * pixel, to, natural_log); });
 }
 
 void Network::float_floor(Operand x, Operand out, float divisor) {
     require(read(x).channels == written(out).channels && divisor != 0, "a floor");
-    const int64_t pixel = round_up(at(out.tensor).channels, 16);
+    const int64_t pixel = round_up(layout(out.tensor).channels, 16);
     float_step({x}, out, [=](const float *const *xs, int64_t n, float *to, int64_t) {
         for (int64_t i = 0; i < n * pixel; ++i) to[i] = std::floor(xs[0][i] / divisor);
     });
@@ -302,32 +303,32 @@ void Network::interpolation(Operand x, Operand out, const Taps &rows, const Taps
     }
     const int64_t pixel = round_up(to.channels, 16), a = x.tensor, b = out.tensor;
     step(b, {a}, to.height, [=](const Sample &s, int64_t begin, int64_t end) {
-        const int64_t width = at(b).width, across = at(a).width * pixel;
+        const int64_t width = layout(b).width, across = layout(a).width * pixel;
         std::vector<Buffer<float>> spare(static_cast<size_t>(x.floats() ? 0 : rows.count));
-        for (Buffer<float> &each : spare) each.reserve(across);
+        for (Buffer<float> &buffer : spare) buffer.reserve(across);
         std::vector<int64_t> held(spare.size(), -1);  // rows of x in `spare`
         std::vector<const float *> xs(static_cast<size_t>(std::max(rows.count, columns.count)));
-        Buffer<float> mixed(across), found(out.floats() ? 0 : width * pixel);
+        Buffer<float> mixed(across), resized(out.floats() ? 0 : width * pixel);
         for (int64_t y = begin; y < end; ++y) {
             for (int64_t tap = 0; tap < rows.count; ++tap) {
                 const auto i = static_cast<size_t>(tap);
                 const int64_t place = rows.places[static_cast<size_t>(y * rows.count + tap)];
-                const uint8_t *row = s.pixel(at(a), place, 0);
+                const uint8_t *row = s.pixel(layout(a), place, 0);
                 xs[i] = reinterpret_cast<const float *>(row);
                 if (x.floats()) continue;
                 if (held[i] != place) isa_.images->dequantize(row, x.scale, x.zero, across, spare[i].data()), held[i] = place;
                 xs[i] = spare[i].data();
             }
             isa_.images->weigh_floats(xs.data(), rows.weights.data() + y * rows.count, rows.count, across, mixed.data());
-            uint8_t *row = s.pixel(at(b), y, 0);
-            float *floats = out.floats() ? reinterpret_cast<float *>(row) : found.data();
+            uint8_t *row = s.pixel(layout(b), y, 0);
+            float *floats = out.floats() ? reinterpret_cast<float *>(row) : resized.data();
             for (int64_t column = 0; column < width; ++column) {
                 const int64_t first = column * columns.count;
                 for (int64_t tap = 0; tap < columns.count; ++tap)
                     xs[static_cast<size_t>(tap)] = mixed.data() + columns.places[static_cast<size_t>(first + tap)] * pixel;
                 isa_.images->weigh_floats(xs.data(), columns.weights.data() + first, columns.count, pixel, floats + column * pixel);
             }
-            if (out.floats()) clear_tails(floats, at(b).channels, width);
+            if (out.floats()) clear_tails(floats, layout(b).channels, width);
             else isa_.images->quantize_floats(floats, 1 / out.scale, out.zero, width * pixel, row);
         }
     });
@@ -337,29 +338,30 @@ void Network::gathering(Operand x, Operand out, const std::vector<int64_t> &plac
     const Tensor &from = read(x), &to = written(out);
     const int64_t count = static_cast<int64_t>(places.size()), parts = count / (to.height * to.width);
     require(parts >= 1 && count == parts * to.height * to.width && to.channels % parts == 0, "a gathering");
-    const int64_t part = to.channels / parts, each = from.channels / part;  // parts of a pixel of x
+    const int64_t part = to.channels / parts, parts_per_pixel = from.channels / part;  // parts of a pixel of x
     require(from.channels % part == 0, "a gathering");
-    for (int64_t place : places) require(place >= -1 && place < from.height * from.width * each, "a gathering");
+    for (int64_t place : places) require(place >= -1 && place < from.height * from.width * parts_per_pixel, "a gathering");
     const int64_t pixel = round_up(to.channels, 16), a = x.tensor, b = out.tensor;
     const std::vector<float> adds = added ? padded_rows(added, to.height * to.width, to.channels) : std::vector<float>{};
     const bool copies = !added && x.scale == out.scale && x.zero == out.zero;
     step(b, {a}, to.height, [=](const Sample &s, int64_t begin, int64_t end) {
-        const int64_t width = at(b).width, columns = at(a).width, size = x.floats() ? 4 : 1;
+        const int64_t width = layout(b).width, columns = layout(a).width, size = x.floats() ? 4 : 1;
         Buffer<uint8_t> bytes(copies || x.floats() ? 0 : width * pixel);
-        Buffer<float> found(copies || out.floats() ? 0 : width * pixel);
+        Buffer<float> float_row(copies || out.floats() ? 0 : width * pixel);
         for (int64_t y = begin; y < end; ++y) {
-            uint8_t *row = s.pixel(at(b), y, 0);
-            float *floats = out.floats() ? reinterpret_cast<float *>(row) : found.data();
+            uint8_t *row = s.pixel(layout(b), y, 0);
+            float *floats = out.floats() ? reinterpret_cast<float *>(row) : float_row.data();
             uint8_t *gathered = copies ? row : x.floats() ? reinterpret_cast<uint8_t *>(floats) : bytes.data();
             for (int64_t i = 0; i < width * parts; ++i) {
-                const int64_t place = places[static_cast<size_t>(y * width * parts + i)], from_pixel = place / each;
+                const int64_t place = places[static_cast<size_t>(y * width * parts + i)], from_pixel = place / parts_per_pixel;
                 uint8_t *target = gathered + (i / parts * pixel + i % parts * part) * size;
                 if (place < 0) std::memset(target, x.floats() ? 0 : x.zero, static_cast<size_t>(part * size));
-                else std::memcpy(target, s.pixel(at(a), from_pixel / columns, from_pixel % columns) + place % each * part * size, static_cast<size_t>(part * size));
+                else std::memcpy(target, s.pixel(layout(a), from_pixel / columns, from_pixel % columns) + place % parts_per_pixel * part * size,
+                                 static_cast<size_t>(part * size));
             }
             if (!x.floats() && !copies) isa_.images->dequantize(gathered, x.scale, x.zero, width * pixel, floats);
             if (added) isa_.images->add_floats(floats, adds.data() + y * width * pixel, width * pixel, floats);
-            if (out.floats()) clear_tails(floats, at(b).channels, width);
+            if (out.floats()) clear_tails(floats, layout(b).channels, width);
             else if (!copies) isa_.images->quantize_floats(floats, 1 / out.scale, out.zero, width * pixel, row);
         }
     });
@@ -367,12 +369,13 @@ void Network::gathering(Operand x, Operand out, const std::vector<int64_t> &plac
 
 void Network::attention(int64_t x, int64_t keys, Operand out, int64_t heads, int64_t size, int64_t windows, const float *bias, int64_t biased) {
     const bool apart = keys >= 0;
-    const int64_t b = out.tensor, room = round_up(size, 16), own = (apart ? 1 : 3) * room, height = at(known(x, true, true)).height, width = at(x).width;
-    require(heads >= 1 && size >= 1 && windows >= 1 && height * width % windows == 0 && at(x).channels == heads * own, "an attention");
-    require(written(out).height == height && at(b).width == width && at(b).channels == heads * size, "an attention");
-    require(!apart || (at(known(keys, true, true)).channels == heads * 2 * room && pixels_in(keys) % windows == 0), "an attention");
+    const int64_t b = out.tensor, room = round_up(size, 16), own = (apart ? 1 : 3) * room;
+    const int64_t height = layout(checked(x, true, true)).height, width = layout(x).width;
+    require(heads >= 1 && size >= 1 && windows >= 1 && height * width % windows == 0 && layout(x).channels == heads * own, "an attention");
+    require(written(out).height == height && layout(b).width == width && layout(b).channels == heads * size, "an attention");
+    require(!apart || (layout(checked(keys, true, true)).channels == heads * 2 * room && pixels_in(keys) % windows == 0), "an attention");
     for (int64_t tensor : {x, b, apart ? keys : x}) {
-        require(at(tensor).borders == Sides{}, "an attention");
+        require(layout(tensor).borders == Sides{}, "an attention");
         tensors_[static_cast<size_t>(tensor)].joined = true;
     }
     const int64_t tokens = height * width / windows, attended = apart ? pixels_in(keys) / windows : tokens;
@@ -381,8 +384,8 @@ void Network::attention(int64_t x, int64_t keys, Operand out, int64_t heads, int
     // few keys are packed again for some of the queries
     const int64_t block = apart ? std::min(tokens, round_up(std::max<int64_t>(4 * attended, 256), 16)) : tokens, blocks = (tokens + block - 1) / block;
     step(b, apart ? std::vector<int64_t>{x, keys} : std::vector<int64_t>{x}, windows * heads * blocks, [=](const Sample &s, int64_t begin, int64_t end) {
-        const int64_t pitch = at(b).pitch, pixel = at(x).channels;
-        Buffer<float> found(block * room);
+        const int64_t pitch = layout(b).pitch, pixel = layout(x).channels;
+        Buffer<float> results(block * room);
         for (int64_t r = begin; r < end; ++r) {
             const int64_t window = r / blocks / heads, h = r / blocks % heads, query = r % blocks * block, first = window * tokens + query;
             const int64_t n = std::min(block, tokens - query);
@@ -390,19 +393,19 @@ void Network::attention(int64_t x, int64_t keys, Operand out, int64_t heads, int
             attention.heads = attention.key_heads = 1, attention.size = room, attention.before = attention.after = tokens + attended;
             if (biased) attention.bias = biases.data() + (((biased > 1 ? window : 0) * heads + h) * tokens + query) * attended, attention.bias_row = attended;
             if (apart) {
-                attention.key_stride = at(keys).channels;
-                attention.keys = reinterpret_cast<const float *>(s.pixel(at(keys), 0, 0)) + window * attended * attention.key_stride + h * 2 * room;
+                attention.key_stride = layout(keys).channels;
+                attention.keys = reinterpret_cast<const float *>(s.pixel(layout(keys), 0, 0)) + window * attended * attention.key_stride + h * 2 * room;
             }
-            const auto *rows = reinterpret_cast<const float *>(s.pixel(at(x), 0, 0)) + first * pixel + h * own;
-            isa_.rows->quantized_attention(attention, rows, pixel, n, attended, found.data(), room);
+            const auto *rows = reinterpret_cast<const float *>(s.pixel(layout(x), 0, 0)) + first * pixel + h * own;
+            isa_.rows->quantized_attention(attention, rows, pixel, n, attended, results.data(), room);
             for (int64_t t = 0; t < n; ++t) {
-                uint8_t *target = s.pixel(at(b), 0, 0) + (first + t) * pitch;
+                uint8_t *target = s.pixel(layout(b), 0, 0) + (first + t) * pitch;
                 if (!out.floats()) {
-                    isa_.images->quantize_floats(found.data() + t * room, 1 / out.scale, out.zero, size, target + h * size);
+                    isa_.images->quantize_floats(results.data() + t * room, 1 / out.scale, out.zero, size, target + h * size);
                     continue;
                 }
                 auto *floats = reinterpret_cast<float *>(target);
-                std::copy_n(found.data() + t * room, size, floats + h * size);
+                std::copy_n(results.data() + t * room, size, floats + h * size);
                 if (h == 0) std::fill(floats + heads * size, floats + pitch / 4, 0.0f);
             }
         }
@@ -413,19 +416,19 @@ void Network::attention(int64_t x, int64_t keys, Operand out, int64_t heads, int
 template <class Add, class Finish>
 void Network::reduce_pixels(Operand x, Operand out, Add add, Finish finish) {
     const int64_t to = out.tensor;
-    require(at(known(to, false, true)).height == 1 && at(to).width == 1 && read(x).channels == at(to).channels, "a mean");
-    require(out.floats() && at(x.tensor).pitch >= 16, "a mean");
+    require(layout(checked(to, false, true)).height == 1 && layout(to).width == 1 && read(x).channels == layout(to).channels, "a mean");
+    require(out.floats() && layout(x.tensor).pitch >= 16, "a mean");
     step(to, {x.tensor}, 1, [=](const Sample &s, int64_t, int64_t) {
-        const Tensor &from = at(x.tensor);
+        const Tensor &from = layout(x.tensor);
         const int64_t pixel = round_up(from.channels, 16);
         Buffer<float> spare(x.floats() ? 0 : pixel);
-        auto *total = reinterpret_cast<float *>(s.pixel(at(to), 0, 0));
+        auto *total = reinterpret_cast<float *>(s.pixel(layout(to), 0, 0));
         std::fill_n(total, pixel, 0.0f);
         for (int64_t y = 0; y < from.height; ++y)
             for (int64_t column = 0; column < from.width; ++column) {
-                const uint8_t *at = s.pixel(from, y, column);
-                if (!x.floats()) isa_.images->dequantize(at, x.scale, x.zero, pixel, spare.data());
-                add(x.floats() ? reinterpret_cast<const float *>(at) : spare.data(), pixel, total);
+                const uint8_t *source = s.pixel(from, y, column);
+                if (!x.floats()) isa_.images->dequantize(source, x.scale, x.zero, pixel, spare.data());
+                add(x.floats() ? reinterpret_cast<const float *>(source) : spare.data(), pixel, total);
             }
         finish(total, from.height * from.width, from.channels);
         clear_tails(total, from.channels, 1);
@@ -452,15 +455,15 @@ void Network::response_gate(Operand x, Operand out, float epsilon) {
 
 void Network::float_depthwise(int64_t x, int64_t out, const float *weight, const float *bias, Pair kernel, int64_t channels, Pair strides,
                               Sides pads, Pair dilations) {
-    require(at(known(x, true, true)).channels == channels && at(known(out, false, true)).channels == channels, "a convolution");
-    require(at(out).height >= 1 && std::min(kernel[0], kernel[1]) >= 1, "a convolution");
-    pad(x, kernel, strides, dilations, pads, 0, at(out).height, at(out).width);
+    require(layout(checked(x, true, true)).channels == channels && layout(checked(out, false, true)).channels == channels, "a convolution");
+    require(layout(out).height >= 1 && std::min(kernel[0], kernel[1]) >= 1, "a convolution");
+    pad(x, kernel, strides, dilations, pads, 0, layout(out).height, layout(out).width);
     const int64_t pixel = round_up(channels, 16);
     std::vector<float> weights(static_cast<size_t>(kernel[0] * kernel[1] * pixel));
     for (int64_t tap = 0; tap < kernel[0] * kernel[1]; ++tap) std::copy_n(weight + tap * channels, channels, weights.begin() + tap * pixel);
     const std::vector<float> biases = padded(bias, channels, 16);
-    step(out, {x}, at(out).height, [=](const Sample &s, int64_t begin, int64_t end) {
-        const Tensor &from = at(x), &to = at(out);
+    step(out, {x}, layout(out).height, [=](const Sample &s, int64_t begin, int64_t end) {
+        const Tensor &from = layout(x), &to = layout(out);
         const int64_t row = from.row() / 4;
         const FloatDepthwise layer{pixel,          kernel[0],           kernel[1],         weights.data(),     biases.data(), dilations[0] * row,
                                    dilations[1] * pixel, strides[0] * row, strides[1] * pixel, to.row() / 4};

@@ -20,8 +20,8 @@ Pair ConvolutionShape::tap(int64_t t) const {
 }
 
 int64_t ConvolutionShape::joined() const {
-    const int64_t each = outputs / groups;
-    return std::min(groups, 16 / std::gcd(each, int64_t{16}));
+    const int64_t group_outputs = outputs / groups;
+    return std::min(groups, 16 / std::gcd(group_outputs, int64_t{16}));
 }
 
 int64_t ConvolutionShape::width(int64_t block) const {
@@ -38,10 +38,10 @@ int64_t ConvolutionShape::packed_bytes(const Isa &isa) const {
 }
 
 void ConvolutionShape::pack(const Isa &isa, const int8_t *weight, const int32_t *bias, const float *scale, uint8_t *packed) const {
-    const auto at = [&](int64_t o, int64_t i, int64_t j, int64_t k) { return weight[((o * rows + i) * columns + j) * inputs + k]; };
-    const int64_t each = outputs / groups, depth = depthwise() ? 4 * tap_groups() : stretches() * stretch();
+    const auto weight_at = [&](int64_t o, int64_t i, int64_t j, int64_t k) { return weight[((o * rows + i) * columns + j) * inputs + k]; };
+    const int64_t group_outputs = outputs / groups, depth = depthwise() ? 4 * tap_groups() : stretches() * stretch();
     for (int64_t b = 0; b < (depthwise() ? 1 : blocks()); ++b) {
-        const int64_t first = depthwise() ? 0 : b * joined() * each;
+        const int64_t first = depthwise() ? 0 : b * joined() * group_outputs;
         const int64_t wide = depthwise() ? round_up(outputs, 16) : width(b), count = std::min(wide, outputs - first);
         std::vector<int8_t> dense(static_cast<size_t>(depth * wide));
         std::vector<int32_t> biases(static_cast<size_t>(wide));
@@ -49,17 +49,17 @@ void ConvolutionShape::pack(const Isa &isa, const int8_t *weight, const int32_t 
         std::copy_n(bias + first, count, biases.begin());
         std::copy_n(scale + first, count, scales.begin());
         for (int64_t c = 0; c < count; ++c) {
-            const int64_t o = first + c, group = depthwise() ? 0 : o / each - b * joined();
+            const int64_t o = first + c, group = depthwise() ? 0 : o / group_outputs - b * joined();
             if (depthwise()) {
                 for (int64_t t = 0; t < depth; ++t)
-                    if (const auto [i, j] = tap(t); i >= 0) dense[static_cast<size_t>(t * wide + c)] = at(o, i, j, 0);
+                    if (const auto [i, j] = tap(t); i >= 0) dense[static_cast<size_t>(t * wide + c)] = weight_at(o, i, j, 0);
                 continue;
             }
             for (int64_t i = 0; i < rows; ++i)
                 for (int64_t j = 0; j < columns; ++j)
                     for (int64_t k = 0; k < inputs; ++k) {
                         const int64_t line = whole_rows() ? i * stretch() + j * pitch + k : (i * columns + j) * stretch() + group * inputs + k;
-                        dense[static_cast<size_t>(line * wide + c)] = at(o, i, j, k);
+                        dense[static_cast<size_t>(line * wide + c)] = weight_at(o, i, j, k);
                     }
         }
         if (depthwise()) return isa.images->pack_depthwise(dense.data(), biases.data(), scales.data(), tap_groups(), wide, packed);
@@ -82,12 +82,12 @@ void Network::require(bool fits, const char *what) {
 }
 
 int64_t Network::existing(int64_t tensor, bool written) const {
-    require(tensor >= 0 && tensor < static_cast<int64_t>(tensors_.size()) && (at(tensor).first >= 0) == written, "a step");
+    require(tensor >= 0 && tensor < static_cast<int64_t>(tensors_.size()) && (layout(tensor).first >= 0) == written, "a step");
     return tensor;
 }
 
-int64_t Network::known(int64_t tensor, bool written, bool floats) const {
-    require(at(existing(tensor, written)).floats() == floats, "a step");
+int64_t Network::checked(int64_t tensor, bool written, bool floats) const {
+    require(layout(existing(tensor, written)).floats() == floats, "a step");
     return tensor;
 }
 
@@ -100,15 +100,15 @@ void Network::step(int64_t out, const std::vector<int64_t> &reads, int64_t rows,
 
 void Network::step_of_samples(int64_t out, const std::vector<int64_t> &reads, int64_t rows, int64_t weights, Compute compute) {
     const auto index = static_cast<int64_t>(steps_.size());
-    require(!finished_ && (index > 0 || reads.empty()) && found_ == 0, "a step");
+    require(!finished_ && (index > 0 || reads.empty()) && result_count_ == 0, "a step");
     for (int64_t x : reads) tensors_[static_cast<size_t>(existing(x, true))].last = index;
     if (out >= 0) {
         auto &written = tensors_[static_cast<size_t>(existing(out, false))];
-        require(at(out).pitch >= 16 || index == 0, "a step");
+        require(layout(out).pitch >= 16 || index == 0, "a step");
         written.first = written.last = index;
     }
-    int64_t bytes = out < 0 ? 0 : at(out).bytes();
-    for (int64_t x : reads) bytes += at(x).bytes();
+    int64_t bytes = out < 0 ? 0 : layout(out).bytes();
+    for (int64_t x : reads) bytes += layout(x).bytes();
     const bool together = weights ? weights > bytes : !steps_.empty() && steps_.back().together;
     steps_.push_back({rows, out, weights, together, std::move(compute)});
 }
@@ -136,37 +136,37 @@ void Network::convolution(int64_t x, int64_t out, const ConvolutionShape &shape,
                           const ActivationTable *activation) {
     const ConvolutionShape &c = shape;
     require(std::min({c.outputs, c.rows, c.columns, c.inputs, c.groups}) >= 1 && c.outputs % c.groups == 0, "a convolution");
-    require(at(known(x, true)).channels == c.inputs * c.groups && at(x).pitch == c.pitch, "a convolution");
+    require(layout(checked(x, true)).channels == c.inputs * c.groups && layout(x).pitch == c.pitch, "a convolution");
     require(bytes == c.packed_bytes(isa_) && c.dilated == (dilations[1] > 1 && c.columns > 1), "a convolution's weights");
     const auto count = [&](size_t axis, int64_t size, int64_t kernel) {
         return (size + pads[axis] + pads[axis + 2] - (kernel - 1) * dilations[axis] - 1) / std::max<int64_t>(strides[axis], 1) + 1;
     };
-    const int64_t height = out < 0 ? count(0, at(x).height, c.rows) : at(existing(out, false)).height;
-    const int64_t width = out < 0 ? count(1, at(x).width, c.columns) : at(out).width;
+    const int64_t height = out < 0 ? count(0, layout(x).height, c.rows) : layout(existing(out, false)).height;
+    const int64_t width = out < 0 ? count(1, layout(x).width, c.columns) : layout(out).width;
     pad(x, {c.rows, c.columns}, strides, dilations, pads, fill, height, width);
-    require(out < 0 || at(out).channels == c.outputs, "a convolution");
+    require(out < 0 || layout(out).channels == c.outputs, "a convolution");
     std::vector<int64_t> reads{x};
     if (sum) {
-        require(!c.depthwise() && out >= 0 && !at(out).floats() && at(known(sum->other, true)).height == height, "a sum");
-        require(at(sum->other).width == width && at(sum->other).channels == c.outputs && at(sum->other).pitch >= 16, "a sum");
+        require(!c.depthwise() && out >= 0 && !layout(out).floats() && layout(checked(sum->other, true)).height == height, "a sum");
+        require(layout(sum->other).width == width && layout(sum->other).channels == c.outputs && layout(sum->other).pitch >= 16, "a sum");
         reads.push_back(sum->other);
     }
     const SumArguments adds = sum ? *sum : SumArguments{};
     const bool summed = sum != nullptr;
     const auto window = [=](const Sample &s, int64_t y, int64_t column) {
-        return s.pixel(at(x), y * strides[0] - pads[0], column * strides[1] - pads[1]);
+        return s.pixel(layout(x), y * strides[0] - pads[0], column * strides[1] - pads[1]);
     };
-    const bool real = out < 0 || at(out).floats(), activates = activation != nullptr;
+    const bool real = out < 0 || layout(out).floats(), activates = activation != nullptr;
     require(!activates || (!real && !sum && !c.depthwise()), "an activation");
     const ActivationTable table = activates ? *activation : ActivationTable{};
     if (residual >= 0) {
-        require(out >= 0 && at(out).floats() && at(known(residual, true, true)).height == height, "a sum");
-        require(at(residual).width == width && at(residual).channels == c.outputs, "a sum");
+        require(out >= 0 && layout(out).floats() && layout(checked(residual, true, true)).height == height, "a sum");
+        require(layout(residual).width == width && layout(residual).channels == c.outputs, "a sum");
         reads.push_back(residual);
     }
     if (c.depthwise() && !real) {
         step(out, reads, height, [=](const Sample &s, int64_t begin, int64_t end) {
-            const Tensor &from = at(x), &to = at(out);
+            const Tensor &from = layout(x), &to = layout(out);
             std::vector<int64_t> offsets(static_cast<size_t>(4 * c.tap_groups()));
             for (size_t t = 0; t < offsets.size(); ++t) {
                 const auto [i, j] = c.tap(static_cast<int64_t>(t));
@@ -179,11 +179,11 @@ void Network::convolution(int64_t x, int64_t out, const ConvolutionShape &shape,
         return;
     }
     require(!c.depthwise(), "a result");
-    found_ = out < 0 ? height * width * c.outputs : 0;
-    const int64_t results = found_;
-    found_ = 0;
+    result_count_ = out < 0 ? height * width * c.outputs : 0;
+    const int64_t results = result_count_;
+    result_count_ = 0;
     step_of_samples(out, reads, height, bytes, [=](const Sample *samples, int64_t count, int64_t begin, int64_t end) {
-        const Tensor &from = at(x);
+        const Tensor &from = layout(x);
         std::vector<int64_t> offsets(static_cast<size_t>(c.stretches()));
         for (int64_t k = 0; k < c.stretches(); ++k)
             offsets[static_cast<size_t>(k)] = c.whole_rows() ? k * dilations[0] * from.row()
@@ -193,21 +193,21 @@ void Network::convolution(int64_t x, int64_t out, const ConvolutionShape &shape,
         float *floats[kPixels];
         const float *added[kPixels];
         const int64_t whole = round_up(c.outputs, 16);
-        Buffer<float> found(out < 0 ? kPixels * whole : 0);
-        const int64_t each = (end - begin) * width;  // pixels of a sample
-        for (int64_t p = 0; p < count * each;) {
-            const int64_t n = std::min(kPixels, count * each - p);
+        Buffer<float> results(out < 0 ? kPixels * whole : 0);
+        const int64_t sample_pixels = (end - begin) * width;  // pixels of a sample
+        for (int64_t p = 0; p < count * sample_pixels;) {
+            const int64_t n = std::min(kPixels, count * sample_pixels - p);
             for (int64_t i = 0; i < n;) {
-                const Sample &s = samples[(p + i) / each];
-                const int64_t y = begin + (p + i) % each / width, column = (p + i) % width;
+                const Sample &s = samples[(p + i) / sample_pixels];
+                const int64_t y = begin + (p + i) % sample_pixels / width, column = (p + i) % width;
                 const int64_t end_of_row = std::min(n, i + width - column);
                 const auto list = [&](auto &of, auto first, int64_t step) {
                     for (int64_t j = i; j < end_of_row; ++j, first += step) of[j] = first;
                 };
                 list(in, window(s, y, column), strides[1] * from.pitch);
-                if (out >= 0) list(to, s.pixel(at(out), y, column), at(out).pitch);
-                if (residual >= 0) list(added, reinterpret_cast<const float *>(s.pixel(at(residual), y, column)), at(residual).pitch / 4);
-                if (summed) list(other, s.pixel(at(adds.other), y, column), at(adds.other).pitch);
+                if (out >= 0) list(to, s.pixel(layout(out), y, column), layout(out).pitch);
+                if (residual >= 0) list(added, reinterpret_cast<const float *>(s.pixel(layout(residual), y, column)), layout(residual).pitch / 4);
+                if (summed) list(other, s.pixel(layout(adds.other), y, column), layout(adds.other).pitch);
                 i = end_of_row;
             }
             const uint8_t *weights = packed;
@@ -219,12 +219,12 @@ void Network::convolution(int64_t x, int64_t out, const ConvolutionShape &shape,
                 const uint8_t *const *windows = skip ? moved : in;
                 if (real) {
                     for (int64_t i = 0; i < n; ++i)
-                        floats[i] = out < 0 ? found.data() + i * wide : reinterpret_cast<float *>(to[i]) + first;
+                        floats[i] = out < 0 ? results.data() + i * wide : reinterpret_cast<float *>(to[i]) + first;
                     for (int64_t i = 0; i < n && residual >= 0 && b; ++i) added[i] += c.width(b - 1);
                     isa_.images->dense_floats(layer, windows, floats, residual >= 0 ? added : nullptr, n);
                     for (int64_t i = 0; i < n && out < 0; ++i)
                         std::copy_n(floats[i], std::min(wide, c.outputs - first),
-                                    samples[(p + i) / each].out + (begin * width + (p + i) % each) * c.outputs + first);
+                                    samples[(p + i) / sample_pixels].out + (begin * width + (p + i) % sample_pixels) * c.outputs + first);
                 } else {
                     for (int64_t i = 0; i < n && first; ++i) shifted[i] = to[i] + first;
                     for (int64_t i = 0; i < n && first && summed; ++i) other[i] += c.width(b - 1);
@@ -235,56 +235,57 @@ void Network::convolution(int64_t x, int64_t out, const ConvolutionShape &shape,
             p += n;
         }
     });
-    steps_.back().by_row = out >= 0 && c.rows == 1 && strides[0] == 1 && height == at(x).height;
-    found_ = results;
+    steps_.back().by_row = out >= 0 && c.rows == 1 && strides[0] == 1 && height == layout(x).height;
+    result_count_ = results;
 }
 
 void Network::addition(int64_t a, int64_t b, int64_t out, const ByteSum &sum) {
     for (int64_t x : {a, b}) {
-        known(x, true);
-        require(at(x).height == at(known(out, false)).height && at(x).width == at(out).width && at(x).channels == at(out).channels, "a sum");
+        checked(x, true);
+        require(layout(x).height == layout(checked(out, false)).height && layout(x).width == layout(out).width &&
+                layout(x).channels == layout(out).channels, "a sum");
     }
-    step(out, {a, b}, at(out).height, [=](const Sample &s, int64_t begin, int64_t end) {
-        const bool joined = at(a).pitch == at(out).pitch && at(b).pitch == at(out).pitch;
+    step(out, {a, b}, layout(out).height, [=](const Sample &s, int64_t begin, int64_t end) {
+        const bool joined = layout(a).pitch == layout(out).pitch && layout(b).pitch == layout(out).pitch;
         for (int64_t y = begin; y < end; ++y)
-            for (int64_t x = 0; x < (joined ? 1 : at(out).width); ++x)
-                isa_.images->sum(sum, s.pixel(at(a), y, x), s.pixel(at(b), y, x), s.pixel(at(out), y, x),
-                                 joined ? at(out).width * at(out).pitch : at(out).channels);
+            for (int64_t x = 0; x < (joined ? 1 : layout(out).width); ++x)
+                isa_.images->sum(sum, s.pixel(layout(a), y, x), s.pixel(layout(b), y, x), s.pixel(layout(out), y, x),
+                                 joined ? layout(out).width * layout(out).pitch : layout(out).channels);
     });
 }
 
 void Network::product(int64_t x, int64_t gate, int64_t out, const ByteProduct &product) {
-    require(at(known(x, true)).height == at(known(out, false)).height && at(x).width == at(out).width, "a product");
-    require(at(x).channels == at(out).channels && at(known(gate, true)).channels == at(x).channels, "a product");
-    const bool pixel = at(gate).height == 1 && at(gate).width == 1;
-    require(pixel || (at(gate).height == at(x).height && at(gate).width == at(x).width), "a product");
-    step(out, {x, gate}, at(out).height, [=](const Sample &s, int64_t begin, int64_t end) {
-        const bool joined = !pixel && at(x).pitch == at(out).pitch && at(gate).pitch == at(out).pitch;
+    require(layout(checked(x, true)).height == layout(checked(out, false)).height && layout(x).width == layout(out).width, "a product");
+    require(layout(x).channels == layout(out).channels && layout(checked(gate, true)).channels == layout(x).channels, "a product");
+    const bool pixel = layout(gate).height == 1 && layout(gate).width == 1;
+    require(pixel || (layout(gate).height == layout(x).height && layout(gate).width == layout(x).width), "a product");
+    step(out, {x, gate}, layout(out).height, [=](const Sample &s, int64_t begin, int64_t end) {
+        const bool joined = !pixel && layout(x).pitch == layout(out).pitch && layout(gate).pitch == layout(out).pitch;
         for (int64_t y = begin; y < end; ++y)
-            for (int64_t column = 0; column < (joined ? 1 : at(out).width); ++column)
-                isa_.images->product(product, s.pixel(at(x), y, column), pixel ? s.pixel(at(gate), 0, 0) : s.pixel(at(gate), y, column),
-                                     s.pixel(at(out), y, column), joined ? at(out).width * at(out).pitch : at(out).channels);
+            for (int64_t column = 0; column < (joined ? 1 : layout(out).width); ++column)
+                isa_.images->product(product, s.pixel(layout(x), y, column), pixel ? s.pixel(layout(gate), 0, 0) : s.pixel(layout(gate), y, column),
+                                     s.pixel(layout(out), y, column), joined ? layout(out).width * layout(out).pitch : layout(out).channels);
     });
 }
 
 void Network::pool(int64_t x, int64_t out, Pair kernel, Pair strides, Sides pads,
                    std::function<void(const Window &, int64_t, uint8_t *, int64_t)> of) {
-    require(at(known(x, true)).channels == at(known(out, false)).channels, "a pool");
+    require(layout(checked(x, true)).channels == layout(checked(out, false)).channels, "a pool");
     for (size_t side = 0; side < 4; ++side) require(pads[side] >= 0 && pads[side] < kernel[side % 2], "a pool");
-    const Sides before = at(x).borders;
-    const int32_t fill = at(x).fill;
-    pad(x, kernel, strides, {1, 1}, pads, std::max(fill, 0), at(out).height, at(out).width);
+    const Sides before = layout(x).borders;
+    const int32_t fill = layout(x).fill;
+    pad(x, kernel, strides, {1, 1}, pads, std::max(fill, 0), layout(out).height, layout(out).width);
     tensors_[static_cast<size_t>(x)].borders = before, tensors_[static_cast<size_t>(x)].fill = fill;  // its windows are cut instead
-    step(out, {x}, at(out).height, [=](const Sample &s, int64_t begin, int64_t end) {
-        const Tensor &from = at(x);
+    step(out, {x}, layout(out).height, [=](const Sample &s, int64_t begin, int64_t end) {
+        const Tensor &from = layout(x);
         for (int64_t y = begin; y < end; ++y) {
             const int64_t top = std::max<int64_t>(y * strides[0] - pads[0], 0);
             const int64_t bottom = std::min(y * strides[0] - pads[0] + kernel[0], from.height);
-            for (int64_t column = 0; column < at(out).width; ++column) {
+            for (int64_t column = 0; column < layout(out).width; ++column) {
                 const int64_t left = std::max<int64_t>(column * strides[1] - pads[1], 0);
                 const int64_t right = std::min(column * strides[1] - pads[1] + kernel[1], from.width);
                 const Window window{s.pixel(from, top, left), bottom - top, right - left, from.row(), from.pitch};
-                of(window, kernel[0] * kernel[1], s.pixel(at(out), y, column), at(out).pitch);
+                of(window, kernel[0] * kernel[1], s.pixel(layout(out), y, column), layout(out).pitch);
             }
         }
     });
@@ -306,102 +307,104 @@ void Network::average_pool(int64_t x, int64_t out, Pair kernel, Pair strides, Si
 
 void Network::global_average(int64_t x, int64_t out, int32_t x_zero, float scale, int32_t zero) {
     if (out < 0) {
-        found_ = 0;
-        const int64_t channels = at(known(x, true)).channels;
+        result_count_ = 0;
+        const int64_t channels = layout(checked(x, true)).channels;
         step(-1, {x}, 1, [=](const Sample &s, int64_t, int64_t) {
-            const Tensor &t = at(x);
+            const Tensor &t = layout(x);
             std::vector<int64_t> sums(static_cast<size_t>(channels), -t.height * t.width * x_zero);
             for (int64_t y = 0; y < t.height; ++y)
                 for (int64_t column = 0; column < t.width; ++column)
                     for (int64_t c = 0; c < channels; ++c) sums[static_cast<size_t>(c)] += s.pixel(t, y, column)[c];
             for (int64_t c = 0; c < channels; ++c) s.out[c] = static_cast<float>(sums[static_cast<size_t>(c)]) * scale;
         });
-        found_ = channels;
+        result_count_ = channels;
         return;
     }
-    require(at(known(out, false)).height == 1 && at(out).width == 1 && at(known(x, true)).channels == at(out).channels, "a mean");
+    require(layout(checked(out, false)).height == 1 && layout(out).width == 1 && layout(checked(x, true)).channels == layout(out).channels, "a mean");
     step(out, {x}, 1, [=](const Sample &s, int64_t, int64_t) {
-        const Tensor &t = at(x);
-        isa_.images->global_mean({s.pixel(t, 0, 0), t.height, t.width, t.row(), t.pitch}, x_zero, scale, zero, s.pixel(at(out), 0, 0),
-                                 at(out).pitch);
+        const Tensor &t = layout(x);
+        isa_.images->global_mean({s.pixel(t, 0, 0), t.height, t.width, t.row(), t.pitch}, x_zero, scale, zero, s.pixel(layout(out), 0, 0),
+                                 layout(out).pitch);
     });
 }
 
 void Network::lookup(int64_t x, int64_t out, const uint8_t *tables, int64_t count) {
-    require(at(known(x, true)).height == at(known(out, false)).height && at(x).width == at(out).width, "a lookup");
-    require(at(x).channels == at(out).channels && (count == 1 || count == at(x).channels), "a lookup");
+    require(layout(checked(x, true)).height == layout(checked(out, false)).height && layout(x).width == layout(out).width, "a lookup");
+    require(layout(x).channels == layout(out).channels && (count == 1 || count == layout(x).channels), "a lookup");
     const std::vector<uint8_t> of(tables, tables + 256 * count);
     if (count > 1)
-        return step(out, {x}, at(out).height, [=](const Sample &s, int64_t begin, int64_t end) {
+        return step(out, {x}, layout(out).height, [=](const Sample &s, int64_t begin, int64_t end) {
             for (int64_t y = begin; y < end; ++y)
-                for (int64_t column = 0; column < at(out).width; ++column) {
-                    const uint8_t *from = s.pixel(at(x), y, column), *table = of.data();
-                    uint8_t *to = s.pixel(at(out), y, column);
+                for (int64_t column = 0; column < layout(out).width; ++column) {
+                    const uint8_t *from = s.pixel(layout(x), y, column), *table = of.data();
+                    uint8_t *to = s.pixel(layout(out), y, column);
                     for (int64_t c = 0; c < count; ++c, table += 256) to[c] = table[from[c]];
                 }
         });
-    step(out, {x}, at(out).height, [=](const Sample &s, int64_t begin, int64_t end) {
-        const bool joined = at(x).pitch == at(out).pitch;
+    step(out, {x}, layout(out).height, [=](const Sample &s, int64_t begin, int64_t end) {
+        const bool joined = layout(x).pitch == layout(out).pitch;
         for (int64_t y = begin; y < end; ++y)
-            for (int64_t column = 0; column < (joined ? 1 : at(out).width); ++column)
-                isa_.images->lookup(of.data(), s.pixel(at(x), y, column), s.pixel(at(out), y, column),
-                                    joined ? at(out).width * at(out).pitch : at(out).channels);
+            for (int64_t column = 0; column < (joined ? 1 : layout(out).width); ++column)
+                isa_.images->lookup(of.data(), s.pixel(layout(x), y, column), s.pixel(layout(out), y, column),
+                                    joined ? layout(out).width * layout(out).pitch : layout(out).channels);
     });
 }
 
 void Network::concatenation(const std::vector<int64_t> &xs, int64_t out) {
-    const bool floats = at(existing(out, false)).floats();
+    const bool floats = layout(existing(out, false)).floats();
     int64_t channels = 0;
     for (int64_t x : xs) {
-        require(at(known(x, true, floats)).height == at(known(out, false, floats)).height && at(x).width == at(out).width, "a concatenation");
-        channels += at(x).channels;
+        require(layout(checked(x, true, floats)).height == layout(checked(out, false, floats)).height &&
+                layout(x).width == layout(out).width, "a concatenation");
+        channels += layout(x).channels;
     }
-    require(channels == at(out).channels, "a concatenation");
-    step(out, xs, at(out).height, [=](const Sample &s, int64_t begin, int64_t end) {
-        const int64_t size = floats ? 4 : 1, tail = floats ? at(out).pitch - channels * size : 0;
+    require(channels == layout(out).channels, "a concatenation");
+    step(out, xs, layout(out).height, [=](const Sample &s, int64_t begin, int64_t end) {
+        const int64_t size = floats ? 4 : 1, tail = floats ? layout(out).pitch - channels * size : 0;
         for (int64_t y = begin; y < end; ++y)
-            for (int64_t column = 0; column < at(out).width; ++column) {
-                uint8_t *to = s.pixel(at(out), y, column);
-                for (int64_t x : xs) to = std::copy_n(s.pixel(at(x), y, column), at(x).channels * size, to);
+            for (int64_t column = 0; column < layout(out).width; ++column) {
+                uint8_t *to = s.pixel(layout(out), y, column);
+                for (int64_t x : xs) to = std::copy_n(s.pixel(layout(x), y, column), layout(x).channels * size, to);
                 std::fill_n(to, tail, uint8_t{0});
             }
     });
 }
 
 void Network::stacking(const std::vector<int64_t> &xs, int64_t out) {
-    const bool floats = at(existing(out, false)).floats();
+    const bool floats = layout(existing(out, false)).floats();
     int64_t pixels = 0;
     for (int64_t x : xs) {
-        require(at(known(x, true, floats)).channels == at(known(out, false, floats)).channels, "stacked pixels");
+        require(layout(checked(x, true, floats)).channels == layout(checked(out, false, floats)).channels, "stacked pixels");
         pixels += pixels_in(x);
     }
-    require(pixels == at(out).height && at(out).width == 1, "stacked pixels");
+    require(pixels == layout(out).height && layout(out).width == 1, "stacked pixels");
     step(out, xs, pixels, [=](const Sample &s, int64_t begin, int64_t end) {
-        const int64_t bytes = at(out).channels * (floats ? 4 : 1), tail = floats ? at(out).pitch - bytes : 0;
+        const int64_t bytes = layout(out).channels * (floats ? 4 : 1), tail = floats ? layout(out).pitch - bytes : 0;
         int64_t first = 0;
         for (int64_t x : xs) {
             for (int64_t p = std::max(begin - first, int64_t{0}); p < std::min(end - first, pixels_in(x)); ++p)
-                std::fill_n(std::copy_n(s.pixel(at(x), p / at(x).width, p % at(x).width), bytes, s.pixel(at(out), first + p, 0)), tail, uint8_t{0});
+                std::fill_n(std::copy_n(s.pixel(layout(x), p / layout(x).width, p % layout(x).width), bytes,
+                            s.pixel(layout(out), first + p, 0)), tail, uint8_t{0});
             first += pixels_in(x);
         }
     });
 }
 
 void Network::selection(int64_t x, int64_t out, const std::vector<int64_t> &channels) {
-    require(at(known(x, true)).height == at(known(out, false)).height && at(x).width == at(out).width, "a selection");
-    require(static_cast<int64_t>(channels.size()) == at(out).channels, "a selection");
+    require(layout(checked(x, true)).height == layout(checked(out, false)).height && layout(x).width == layout(out).width, "a selection");
+    require(static_cast<int64_t>(channels.size()) == layout(out).channels, "a selection");
     std::vector<Pair> runs;  // of channels that follow each other: the first, how many
     for (int64_t c : channels) {
-        require(c >= 0 && c < at(x).channels, "a selection");
+        require(c >= 0 && c < layout(x).channels, "a selection");
         if (!runs.empty() && runs.back()[0] + runs.back()[1] == c) ++runs.back()[1];
         else runs.push_back({c, 1});
     }
     const bool scattered = 4 * runs.size() > channels.size();
-    step(out, {x}, at(out).height, [=](const Sample &s, int64_t begin, int64_t end) {
+    step(out, {x}, layout(out).height, [=](const Sample &s, int64_t begin, int64_t end) {
         for (int64_t y = begin; y < end; ++y)
-            for (int64_t column = 0; column < at(out).width; ++column) {
-                const uint8_t *from = s.pixel(at(x), y, column);
-                uint8_t *to = s.pixel(at(out), y, column);
+            for (int64_t column = 0; column < layout(out).width; ++column) {
+                const uint8_t *from = s.pixel(layout(x), y, column);
+                uint8_t *to = s.pixel(layout(out), y, column);
                 if (scattered) {
                     for (int64_t c : channels) *to++ = from[c];
                 } else {
@@ -412,21 +415,21 @@ void Network::selection(int64_t x, int64_t out, const std::vector<int64_t> &chan
 }
 
 void Network::resampling(int64_t x, int64_t out, const std::vector<int64_t> &rows, const std::vector<int64_t> &columns) {
-    require(at(known(x, true)).channels == at(known(out, false)).channels, "a resampling");
-    for (const auto &[places, from, to] : {std::tuple(&rows, at(x).height, at(out).height), std::tuple(&columns, at(x).width, at(out).width)}) {
+    require(layout(checked(x, true)).channels == layout(checked(out, false)).channels, "a resampling");
+    for (const auto &[places, from, to] : {std::tuple(&rows, layout(x).height, layout(out).height), std::tuple(&columns, layout(x).width, layout(out).width)}) {
         require(static_cast<int64_t>(places->size()) == to, "a resampling");
         for (int64_t place : *places) require(place >= 0 && place < from, "a resampling");
     }
-    step(out, {x}, at(out).height, [=](const Sample &s, int64_t begin, int64_t end) {
-        const auto bytes = static_cast<size_t>(at(out).pitch);
+    step(out, {x}, layout(out).height, [=](const Sample &s, int64_t begin, int64_t end) {
+        const auto bytes = static_cast<size_t>(layout(out).pitch);
         for (int64_t y = begin; y < end; ++y) {
             const int64_t row = rows[static_cast<size_t>(y)];
             if (y > begin && row == rows[static_cast<size_t>(y - 1)]) {
-                std::memcpy(s.pixel(at(out), y, 0), s.pixel(at(out), y - 1, 0), bytes * columns.size());
+                std::memcpy(s.pixel(layout(out), y, 0), s.pixel(layout(out), y - 1, 0), bytes * columns.size());
                 continue;
             }
-            uint8_t *to = s.pixel(at(out), y, 0);
-            for (int64_t column : columns) to = std::copy_n(s.pixel(at(x), row, column), bytes, to);
+            uint8_t *to = s.pixel(layout(out), y, 0);
+            for (int64_t column : columns) to = std::copy_n(s.pixel(layout(x), row, column), bytes, to);
         }
     });
 }
@@ -438,7 +441,7 @@ void Network::block_rows() {
         const Step &first = steps_[begin];
         int64_t row = 0, weights = 0;
         const auto joins = [&](const Step &step) { return step.by_row && !step.together && step.rows == first.rows && step.weights + weights <= kBytes; };
-        for (end = begin; end < steps_.size() && joins(steps_[end]); ++end) row += at(steps_[end].out).row(), weights += steps_[end].weights;
+        for (end = begin; end < steps_.size() && joins(steps_[end]); ++end) row += layout(steps_[end].out).row(), weights += steps_[end].weights;
         const bool blocks = end > begin + 1 && row * first.rows > 2 * kBytes;
         if (!blocks) end = begin + 1;
         steps_[begin].end = end, steps_[begin].block = blocks ? std::max<int64_t>(kBytes / row, 1) : first.rows;
@@ -451,7 +454,7 @@ void Network::block_rows() {
 }
 
 void Network::finish(int64_t results) {
-    require(!finished_ && results == found_ && results > 0 && results_end_ <= results, "the results");
+    require(!finished_ && results == result_count_ && results > 0 && results_end_ <= results, "the results");
     finished_ = true, results_ = results;
     block_rows();
     for (size_t i = 0; i < tensors_.size(); ++i) {  // at the lowest address that is free from its first to its last step
@@ -459,12 +462,12 @@ void Network::finish(int64_t results) {
         require(t.first >= 0, "a tensor that no step writes");
         std::vector<std::pair<int64_t, int64_t>> taken;
         for (size_t j = 0; j < i; ++j)
-            if (tensors_[j].first <= t.last && t.first <= tensors_[j].last) taken.emplace_back(tensors_[j].at, tensors_[j].at + tensors_[j].bytes());
+            if (tensors_[j].first <= t.last && t.first <= tensors_[j].last) taken.emplace_back(tensors_[j].offset, tensors_[j].offset + tensors_[j].bytes());
         std::sort(taken.begin(), taken.end());
-        t.at = 0;
+        t.offset = 0;
         for (const auto &[begin, end] : taken)
-            if (begin < t.at + t.bytes()) t.at = std::max(t.at, end);
-        arena_ = std::max(arena_, t.at + t.bytes());
+            if (begin < t.offset + t.bytes()) t.offset = std::max(t.offset, end);
+        arena_ = std::max(arena_, t.offset + t.bytes());
     }
 }
 

@@ -150,10 +150,10 @@ class Network {
         bool joined = false;  // its pixels follow each other, without borders
         int32_t fill = -1;
         int64_t first = -1, last = -1;  // steps that write and last read it
-        int64_t at = 0;                 // of its memory in the arena
+        int64_t offset = 0;                 // of its memory in the arena
         bool floats() const { return pitch == 4 * round_up(channels, 16); }
         int64_t row() const { return (width + borders[1] + borders[3]) * pitch; }
-        int64_t origin() const { return at + borders[0] * row() + borders[1] * pitch; }
+        int64_t origin() const { return offset + borders[0] * row() + borders[1] * pitch; }
         int64_t bytes() const { return round_up((height + borders[0] + borders[2]) * row() + (floats() ? 256 : 64), 64); }
     };
     struct Sample {
@@ -173,11 +173,11 @@ class Network {
     };
     void step(int64_t out, const std::vector<int64_t> &reads, int64_t rows, std::function<void(const Sample &, int64_t, int64_t)> compute);
     void step_of_samples(int64_t out, const std::vector<int64_t> &reads, int64_t rows, int64_t weights, Compute compute);
-    const Tensor &at(int64_t tensor) const { return tensors_[static_cast<size_t>(tensor)]; }
+    const Tensor &layout(int64_t tensor) const { return tensors_[static_cast<size_t>(tensor)]; }
     int64_t existing(int64_t tensor, bool written) const;
-    int64_t known(int64_t tensor, bool written, bool floats = false) const;
-    const Tensor &read(const Operand &x) const { return at(known(x.tensor, true, x.floats())); }
-    const Tensor &written(const Operand &out) const { return at(known(out.tensor, false, out.floats())); }
+    int64_t checked(int64_t tensor, bool written, bool floats = false) const;
+    const Tensor &read(const Operand &x) const { return layout(checked(x.tensor, true, x.floats())); }
+    const Tensor &written(const Operand &out) const { return layout(checked(out.tensor, false, out.floats())); }
     static void require(bool fits, const char *what);
     void pad(int64_t x, Pair kernel, Pair strides, Pair dilations, Sides pads, int32_t fill, int64_t height, int64_t width);
     void pool(int64_t x, int64_t out, Pair kernel, Pair strides, Sides pads,
@@ -196,7 +196,7 @@ class Network {
     std::vector<Tensor> tensors_;
     std::vector<Step> steps_;
     mutable Arenas arenas_;
-    int64_t sample_ = 0, results_ = 0, arena_ = 0, found_ = 0, results_end_ = 0;
+    int64_t sample_ = 0, results_ = 0, arena_ = 0, result_count_ = 0, results_end_ = 0;
     bool floats_ = false, finished_ = false, dequantized_ = false;
 };
 

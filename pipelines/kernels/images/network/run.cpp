@@ -14,9 +14,9 @@ constexpr int64_t kSamples = 8;  // that pass through layers of many weights tog
 
 // Seconds of this thread's processor time: others may be at work.
 double now() {
-    timespec at{};
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &at);
-    return static_cast<double>(at.tv_sec) + 1e-9 * static_cast<double>(at.tv_nsec);
+    timespec time{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
 }  // namespace
@@ -25,7 +25,7 @@ void Network::borders(const Sample &s, const Tensor &t, int64_t begin, int64_t e
     if (t.fill < 0) return;
     const auto size = [](int64_t bytes) { return static_cast<size_t>(bytes); };
     const auto [top, left, bottom, right] = t.borders;
-    uint8_t *first = s.arena + t.at;
+    uint8_t *first = s.arena + t.offset;
     if (begin == 0) std::memset(first, t.fill, size(top * t.row()));
     if (end == t.height) std::memset(first + (top + t.height) * t.row(), t.fill, size(bottom * t.row()));
     for (int64_t y = begin; y < end; ++y) {
@@ -39,8 +39,8 @@ void Network::compute(const Step &step, const Sample *samples, int64_t n, int64_
     if (begin >= end) return;
     step.compute(samples, n, begin, end);
     for (int64_t i = 0; i < n && step.out >= 0; ++i)
-        if (step.rows < at(step.out).height) borders(samples[i], at(step.out), 0, at(step.out).height);  // of the whole tensor at once
-        else borders(samples[i], at(step.out), begin, end);
+        if (step.rows < layout(step.out).height) borders(samples[i], layout(step.out), 0, layout(step.out).height);  // of the whole tensor at once
+        else borders(samples[i], layout(step.out), begin, end);
 }
 
 void Network::compute(const std::vector<Sample> &samples) const {
@@ -67,11 +67,11 @@ void Network::run(const void *x, int64_t n, float *out, int64_t threads) const {
         const int64_t rows = steps_[s].rows, count = std::min(rows, 2 * threads), before = static_cast<int64_t>(pieces.size());
         for (int64_t i = 0; i < count; ++i) pieces.push_back({s, rows * i / count, rows * (i + 1) / count, before});
     }
-    const auto each = std::max<int64_t>(static_cast<int64_t>(pieces.size()), 1);
+    const auto sample_pieces = std::max<int64_t>(static_cast<int64_t>(pieces.size()), 1);
     const int64_t own = std::min(threads, apart), most = std::min(kSamples, own ? apart / own : 0);
     const int64_t groups = own ? own * ((apart / own + most - 1) / most) : 0;
     const Arenas::Lent arenas(arenas_, own * most + (apart < n), arena_);
-    Pieces alone(groups), shared((n - apart) * each);
+    Pieces alone(groups), shared((n - apart) * sample_pieces);
     std::atomic<int64_t> entered{0};
     on_threads(threads, [&](bool) {
         if (const int64_t mine = entered++; mine < own)
@@ -81,11 +81,11 @@ void Network::run(const void *x, int64_t n, float *out, int64_t threads) const {
                     samples.push_back({arenas[arena++], input(i), out + i * results_});
                 compute(samples);
             }
-        const auto before = [&](int64_t at) { return at / each * each + pieces[static_cast<size_t>(at % each)].before; };
-        for (int64_t at; (at = shared.take(before)) >= 0;) {
+        const auto before = [&](int64_t index) { return index / sample_pieces * sample_pieces + pieces[static_cast<size_t>(index % sample_pieces)].before; };
+        for (int64_t index; (index = shared.take(before)) >= 0;) {
             const Pieces::Taken taken(shared);
-            const Piece &piece = pieces[static_cast<size_t>(at % each)];
-            const int64_t i = apart + at / each;
+            const Piece &piece = pieces[static_cast<size_t>(index % sample_pieces)];
+            const int64_t i = apart + index / sample_pieces;
             const Sample sample{arenas[own * most], input(i), out + i * results_};
             compute(steps_[piece.step], &sample, 1, piece.begin, piece.end);
         }
@@ -107,7 +107,7 @@ std::vector<double> Network::time_steps(const void *x, double seconds) const {
         }
         ++rounds;
     } while (now() - start < seconds);
-    for (double &each : spent) each /= static_cast<double>(rounds);
+    for (double &step_seconds : spent) step_seconds /= static_cast<double>(rounds);
     return spent;
 }
 

@@ -57,7 +57,7 @@ void Network::sampling(int64_t x, int64_t grid, int64_t out, int64_t groups, int
     require(outside == "zeros" || outside == "border" || outside == "reflection", "a sampling");
     const Outside beyond = outside == "zeros" ? Outside::kZeros : outside == "border" ? Outside::kBorder : Outside::kReflection;
     require(taps == 1 || taps == 2 || taps == 4, "a sampling");
-    const Tensor &from = at(known(x, true, true)), &places = at(known(grid, true, true)), &to = at(known(out, false, true));
+    const Tensor &from = layout(checked(x, true, true)), &places = layout(checked(grid, true, true)), &to = layout(checked(out, false, true));
     require(groups >= 1 && from.height % groups == 0 && to.height % groups == 0 && from.channels == to.channels, "a sampling");
     require(places.height == to.height && places.width == to.width && places.channels == 2, "a sampling");
     const int64_t height = from.height / groups, rows = to.height / groups, pixel = round_up(to.channels, 16);
@@ -65,17 +65,17 @@ void Network::sampling(int64_t x, int64_t grid, int64_t out, int64_t groups, int
     step(out, {x, grid}, to.height, [=](const Sample &s, int64_t begin, int64_t end) {
         Buffer<float> sums(taps * pixel);
         for (int64_t y = begin; y < end; ++y) {
-            const int64_t top = y / rows * height, width = at(x).width;
+            const int64_t top = y / rows * height, width = layout(x).width;
             const auto read = [&](int64_t row, int64_t column) {
                 if (beyond == Outside::kReflection) row = reflected(row, height, align), column = reflected(column, width, align);
                 const bool is_outside = row < 0 || row >= height || column < 0 || column >= width;
                 if (is_outside && beyond == Outside::kZeros) return zeros.data();
                 row = std::clamp<int64_t>(row, 0, height - 1), column = std::clamp<int64_t>(column, 0, width - 1);
-                return reinterpret_cast<const float *>(s.pixel(at(x), top + row, column));
+                return reinterpret_cast<const float *>(s.pixel(layout(x), top + row, column));
             };
-            for (int64_t column = 0; column < at(out).width; ++column) {
-                const auto *g = reinterpret_cast<const float *>(s.pixel(at(grid), y, column));
-                auto *target = reinterpret_cast<float *>(s.pixel(at(out), y, column));
+            for (int64_t column = 0; column < layout(out).width; ++column) {
+                const auto *g = reinterpret_cast<const float *>(s.pixel(layout(grid), y, column));
+                auto *target = reinterpret_cast<float *>(s.pixel(layout(out), y, column));
                 const float across = coordinate(g[0], width, taps, beyond, align), down = coordinate(g[1], height, taps, beyond, align);
                 if (taps == 1) {
                     std::copy_n(read(place(std::nearbyint(down)), place(std::nearbyint(across))), pixel, target);
@@ -98,17 +98,17 @@ void Network::sampling(int64_t x, int64_t grid, int64_t out, int64_t groups, int
 }
 
 void Network::pixel_sums(int64_t x, int64_t out, const std::vector<int64_t> &places) {
-    const Tensor &from = at(known(x, true, true)), &to = at(known(out, false, true));
+    const Tensor &from = layout(checked(x, true, true)), &to = layout(checked(out, false, true));
     const int64_t pixels = to.height * to.width, count = static_cast<int64_t>(places.size()) / pixels, pixel = round_up(to.channels, 16);
     require(count >= 1 && count * pixels == static_cast<int64_t>(places.size()) && from.channels == to.channels, "sums of pixels");
-    for (int64_t each : places) require(each >= 0 && each < from.height * from.width, "sums of pixels");
+    for (int64_t place : places) require(place >= 0 && place < from.height * from.width, "sums of pixels");
     step(out, {x}, to.height, [=](const Sample &s, int64_t begin, int64_t end) {
-        const auto read = [&](int64_t at_place) {
-            const int64_t each = places[static_cast<size_t>(at_place)];
-            return reinterpret_cast<const float *>(s.pixel(at(x), each / at(x).width, each % at(x).width));
+        const auto read = [&](int64_t index) {
+            const int64_t place = places[static_cast<size_t>(index)];
+            return reinterpret_cast<const float *>(s.pixel(layout(x), place / layout(x).width, place % layout(x).width));
         };
-        for (int64_t p = begin * at(out).width; p < end * at(out).width; ++p) {
-            auto *total = reinterpret_cast<float *>(s.pixel(at(out), p / at(out).width, p % at(out).width));
+        for (int64_t p = begin * layout(out).width; p < end * layout(out).width; ++p) {
+            auto *total = reinterpret_cast<float *>(s.pixel(layout(out), p / layout(out).width, p % layout(out).width));
             std::copy_n(read(p * count), pixel, total);
             for (int64_t k = 1; k < count; ++k) isa_.images->add_floats(total, read(p * count + k), pixel, total);
         }

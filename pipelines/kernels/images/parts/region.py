@@ -109,7 +109,7 @@ class Region(ImageMapping):
                 continue
             try:
                 mapped = [value in self.values or value in self.views or self.constants.holds(value) for value in read]
-                if not all(known for known, value in zip(mapped, read, strict=True) if is_data(value)):
+                if not all(is_mapped for is_mapped, value in zip(mapped, read, strict=True) if is_data(value)):
                     raise refused(node, "reads a value of unknown shape or type")
                 self._map(node)
             except RequestError as error:

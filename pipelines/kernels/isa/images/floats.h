@@ -24,11 +24,11 @@ void quantize_floats(const float *x, float factor, int32_t zero, int64_t n, uint
     const int64_t whole = n / kVecLanes * kVecLanes;
     for (int64_t i = 0; i < whole; i += kVecLanes) bytes(x + i, out + i);
     if (whole == n) return;
-    float rest[kVecLanes] = {};
-    uint8_t found[kVecLanes];
-    std::memcpy(rest, x + whole, static_cast<size_t>(n - whole) * sizeof(float));
-    bytes(rest, found);
-    std::memcpy(out + whole, found, static_cast<size_t>(n - whole));
+    float tail[kVecLanes] = {};
+    uint8_t tail_bytes[kVecLanes];
+    std::memcpy(tail, x + whole, static_cast<size_t>(n - whole) * sizeof(float));
+    bytes(tail, tail_bytes);
+    std::memcpy(out + whole, tail_bytes, static_cast<size_t>(n - whole));
 }
 
 void add_floats(const float *a, const float *b, int64_t n, float *out) {
@@ -60,11 +60,11 @@ void softmax_groups(const float *x, int64_t x_pitch, int64_t groups, int64_t siz
     for (int64_t i = 0; i < n; ++i, x += x_pitch, out += out_pitch)
         for (int64_t g = 0; g < groups; ++g) {
             const auto bytes = static_cast<size_t>(size) * sizeof(float);
-            float *found = size % kLanes == 0 ? out + g * size : spare;
-            std::memcpy(found, x + g * size, bytes);
-            const float inverse = softmax(found, size);
-            for (int64_t k = 0; k < size; ++k) found[k] *= inverse;
-            if (found == spare) std::memcpy(out + g * size, spare, bytes);
+            float *result = size % kLanes == 0 ? out + g * size : spare;
+            std::memcpy(result, x + g * size, bytes);
+            const float inverse = softmax(result, size);
+            for (int64_t k = 0; k < size; ++k) result[k] *= inverse;
+            if (result == spare) std::memcpy(out + g * size, spare, bytes);
         }
 }
 
@@ -75,11 +75,11 @@ inline void depthwise_tile(const FloatDepthwise &d, const float *x, const float 
     for (int i = 0; i < Count; ++i)
         for (int part = 0; part < Parts; ++part) sums[i][part] = load_float<Vec>(bias + part * kVecLanes);
     for (int64_t row = 0; row < d.kernel_rows; ++row) {
-        const float *at = x + row * d.tap_row;
-        for (int64_t column = 0; column < d.kernel_columns; ++column, at += d.tap_column, weight += d.channels)
+        const float *taps = x + row * d.tap_row;
+        for (int64_t column = 0; column < d.kernel_columns; ++column, taps += d.tap_column, weight += d.channels)
             for (int part = 0; part < Parts; ++part) {
                 const Vec factor = load_float<Vec>(weight + part * kVecLanes);
-                for (int i = 0; i < Count; ++i) sums[i][part] = sums[i][part] + load_float<Vec>(at + i * d.x_step + part * kVecLanes) * factor;
+                for (int i = 0; i < Count; ++i) sums[i][part] = sums[i][part] + load_float<Vec>(taps + i * d.x_step + part * kVecLanes) * factor;
             }
     }
     for (int i = 0; i < Count; ++i)
@@ -121,9 +121,9 @@ inline void even_tiles(int64_t width, Tile tile) {
 void float_depthwise(const FloatDepthwise &d, const float *x, float *out, int64_t rows, int64_t width) {
     constexpr int kParts = 16 / kVecLanes > 2 ? 2 : 16 / kVecLanes, kCount = 8 / kParts;
     constexpr int64_t kFloats = 1 << 17;
-    if (const int64_t most = kFloats / d.x_row - d.kernel_rows, some = most > 1 ? most : 1; rows > some) {
-        for (int64_t y = 0; y < rows; y += some)
-            float_depthwise(d, x + y * d.x_row, out + y * d.out_row, rows - y < some ? rows - y : some, width);
+    if (const int64_t most = kFloats / d.x_row - d.kernel_rows, block_rows = most > 1 ? most : 1; rows > block_rows) {
+        for (int64_t y = 0; y < rows; y += block_rows)
+            float_depthwise(d, x + y * d.x_row, out + y * d.out_row, rows - y < block_rows ? rows - y : block_rows, width);
         return;
     }
     const bool slides = kVecLanes == 16 && d.tap_column == d.x_step;  // with enough registers for a row of weights
@@ -131,8 +131,8 @@ void float_depthwise(const FloatDepthwise &d, const float *x, float *out, int64_
         for (int64_t y = 0; y < rows; ++y) {
             const float *from = x + y * d.x_row + c;
             float *to = out + y * d.out_row + c;
-            even_tiles<kCount>(width, [&](auto count, int64_t at) {
-                const auto tile = [&](auto function) { function(d, from + at * d.x_step, d.weight + c, d.bias + c, to + at * d.channels); };
+            even_tiles<kCount>(width, [&](auto count, int64_t first_column) {
+                const auto tile = [&](auto function) { function(d, from + first_column * d.x_step, d.weight + c, d.bias + c, to + first_column * d.channels); };
                 if constexpr (kVecLanes == 16) {
                     if (slides && d.kernel_columns == 7) return tile(depthwise_slide<count.value, 7>);
                     if (slides && d.kernel_columns == 5) return tile(depthwise_slide<count.value, 5>);

@@ -62,8 +62,8 @@ inline void max_of(const Window &w, int64_t begin, uint8_t *out) {
     uint8_t most[Width] = {};
     for (int64_t y = 0; y < w.rows; ++y)
         for (int64_t x = 0; x < w.columns; ++x) {
-            const uint8_t *at = w.x + y * w.row_pitch + x * w.pixel_pitch + begin;
-            for (int j = 0; j < Width; ++j) most[j] = at[j] > most[j] ? at[j] : most[j];
+            const uint8_t *source = w.x + y * w.row_pitch + x * w.pixel_pitch + begin;
+            for (int j = 0; j < Width; ++j) most[j] = source[j] > most[j] ? source[j] : most[j];
         }
     std::memcpy(out + begin, most, Width);
 }
@@ -79,8 +79,8 @@ inline void mean_of(const Window &w, const Mean &m, int64_t begin, uint8_t *out)
     float total[Width] = {};
     for (int64_t y = 0; y < w.rows; ++y)
         for (int64_t x = 0; x < w.columns; ++x) {
-            const uint8_t *at = w.x + y * w.row_pitch + x * w.pixel_pitch + begin;
-            for (int j = 0; j < Width; ++j) total[j] += static_cast<float>(at[j] - m.x_zero) * m.x_scale;
+            const uint8_t *source = w.x + y * w.row_pitch + x * w.pixel_pitch + begin;
+            for (int j = 0; j < Width; ++j) total[j] += static_cast<float>(source[j] - m.x_zero) * m.x_scale;
         }
     for (int j = 0; j < Width; ++j) out[begin + j] = static_cast<uint8_t>(to_byte(total[j] / m.count / m.scale + m.zero, 0, 255));
 }
@@ -98,8 +98,8 @@ inline void global_mean_of(const Window &w, int32_t x_zero, float scale, int32_t
     Total total[Width] = {};
     for (int64_t y = 0; y < w.rows; ++y)
         for (int64_t x = 0; x < w.columns; ++x) {
-            const uint8_t *at = w.x + y * w.row_pitch + x * w.pixel_pitch + begin;
-            for (int j = 0; j < Width; ++j) total[j] = static_cast<Total>(total[j] + at[j]);
+            const uint8_t *source = w.x + y * w.row_pitch + x * w.pixel_pitch + begin;
+            for (int j = 0; j < Width; ++j) total[j] = static_cast<Total>(total[j] + source[j]);
         }
     for (int j = 0; j < Width; ++j)
         out[begin + j] = static_cast<uint8_t>(to_byte(static_cast<float>(total[j] - shift) * scale, -zero, 255 - zero) + zero);

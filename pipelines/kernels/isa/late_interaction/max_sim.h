@@ -50,9 +50,10 @@ inline void best_of_tokens(const uint8_t *tokens, const float *scale, int64_t si
         codes = wide;
     }
     const int32_t *start = words + size / kTerms * stride;
-    int64_t at = 0;
-    for (; at + 2 * kVecLanes <= stride; at += 2 * kVecLanes) best_products<Count, 2>(codes, scale, size, words + at, stride, start + at, best + at);
-    for (; at < stride; at += kVecLanes) best_products<Count, 1>(codes, scale, size, words + at, stride, start + at, best + at);
+    int64_t column = 0;
+    for (; column + 2 * kVecLanes <= stride; column += 2 * kVecLanes)
+        best_products<Count, 2>(codes, scale, size, words + column, stride, start + column, best + column);
+    for (; column < stride; column += kVecLanes) best_products<Count, 1>(codes, scale, size, words + column, stride, start + column, best + column);
 }
 
 float max_sim(const int32_t *words, const float *query_scale, int64_t stride, int64_t size, const uint8_t *tokens, const float *scale, int64_t n) {

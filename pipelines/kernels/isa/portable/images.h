@@ -34,16 +34,16 @@ inline void each_sum(const Dense &d, const uint8_t *const *in, int64_t n, Store 
 
 void dense(const Dense &d, const uint8_t *const *in, uint8_t *const *out, const uint8_t *const *others, int64_t n) {
     each_sum(d, in, n, [&](int64_t p, int64_t j, int32_t sum, float scale) {
-        uint8_t found = d.activation ? activated(sum, scale, *d.activation) : requantize(sum, scale, d.bytes);
-        if (d.sum) sum_bytes(*d.sum, d.other_first ? others[p] + j : &found, d.other_first ? &found : others[p] + j, &found, 1);
-        out[p][j] = found;
+        uint8_t byte = d.activation ? activated(sum, scale, *d.activation) : requantize(sum, scale, d.bytes);
+        if (d.sum) sum_bytes(*d.sum, d.other_first ? others[p] + j : &byte, d.other_first ? &byte : others[p] + j, &byte, 1);
+        out[p][j] = byte;
     });
 }
 
 void dense_floats(const Dense &d, const uint8_t *const *in, float *const *out, const float *const *added, int64_t n) {
     each_sum(d, in, n, [&](int64_t p, int64_t j, int32_t sum, float scale) {
-        const float found = static_cast<float>(sum) * scale;
-        out[p][j] = added ? found + added[p][j] : found;
+        const float value = static_cast<float>(sum) * scale;
+        out[p][j] = added ? value + added[p][j] : value;
     });
 }
 
@@ -66,9 +66,9 @@ void depthwise(const Depthwise &d, const uint8_t *x, uint8_t *out, int64_t n) {
             int32_t sums[16];
             std::memcpy(sums, bias + begin, sizeof sums);
             for (int64_t t = 0; t < 4 * d.groups; ++t) {
-                const uint8_t *at = x + d.offsets[t] + begin;
+                const uint8_t *source = x + d.offsets[t] + begin;
                 const int8_t *w = weight + t * d.channels + begin;
-                for (int j = 0; j < 16; ++j) sums[j] += at[j] * w[j];
+                for (int j = 0; j < 16; ++j) sums[j] += source[j] * w[j];
             }
             for (int j = 0; j < 16; ++j) out[begin + j] = requantize(sums[j], scale[begin + j], d.bytes);
         }

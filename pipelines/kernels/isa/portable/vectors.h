@@ -9,9 +9,9 @@ using Vec = Vector<float, kVecLanes>::type;
 using IntVec = Vector<int32_t, kVecLanes>::type;
 using Words = Vector<int16_t, 2 * kVecLanes>::type;
 
-inline Vec from_float16(const Float16 *at) {
+inline Vec from_float16(const Float16 *address) {
     Vector<Float16, kVecLanes>::type packed;
-    std::memcpy(&packed, at, sizeof packed);
+    std::memcpy(&packed, address, sizeof packed);
     const IntVec bits = __builtin_convertvector(packed, IntVec);
     const Vec magnitude = reinterpret_cast<Vec>((bits & 0x7FFF) << 13) * 0x1p112f;  // the exponents' biases differ by 112
     return reinterpret_cast<Vec>(reinterpret_cast<IntVec>(magnitude) | (bits & 0x8000) << 16);

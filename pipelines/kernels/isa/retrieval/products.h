@@ -22,9 +22,9 @@ inline void dots_of_words(const int8_t *__restrict query, const int8_t *__restri
 constexpr int64_t kBytesTogether = 4 * kVecLanes;  // of a vector
 
 // The last bytes of a row, fewer than a vector's, and zeros.
-inline IntVec load_tail(const int8_t *at, int64_t count) {
+inline IntVec load_tail(const int8_t *address, int64_t count) {
     IntVec v{};
-    std::memcpy(&v, at, static_cast<size_t>(count));
+    std::memcpy(&v, address, static_cast<size_t>(count));
     return v;
 }
 
@@ -67,8 +67,8 @@ void dots(const int8_t *query, const int8_t *rows, int64_t count, int64_t size, 
     const int64_t whole = size / kBytesTogether * kBytesTogether, tail = size - whole;
     const IntVec last = load_tail(query + whole, tail);
     const int8_t *const end = rows + count * size;
-    const auto load_whole = [](const int8_t *at) { return load_as<IntVec>(at); };
-    const auto load_last = [tail](const int8_t *at) { return load_tail(at, tail); };
+    const auto load_whole = [](const int8_t *address) { return load_as<IntVec>(address); };
+    const auto load_last = [tail](const int8_t *address) { return load_tail(address, tail); };
     int32_t shifted = 0;  // what kQueryMiddle in every value of a row adds
     for (int64_t j = 0; j < size; ++j) shifted += kQueryMiddle * query[j];
     int64_t i = 0;
@@ -91,30 +91,30 @@ void dots(const int8_t *query, const int8_t *rows, int64_t count, int64_t size, 
 }
 
 int64_t above(const int32_t *products, int64_t count, int32_t limit, int32_t *positions) {
-    int64_t found = 0, i = 0;
+    int64_t matches = 0, i = 0;
 #if defined(__AVX512F__)
     __m512i position = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     for (; i + 16 <= count; i += 16, position = _mm512_add_epi32(position, _mm512_set1_epi32(16))) {
         const __mmask16 mask = _mm512_cmpgt_epi32_mask(_mm512_loadu_si512(products + i), _mm512_set1_epi32(limit));
         if (!mask) continue;
-        _mm512_mask_compressstoreu_epi32(positions + found, mask, position);
-        found += __builtin_popcount(mask);
+        _mm512_mask_compressstoreu_epi32(positions + matches, mask, position);
+        matches += __builtin_popcount(mask);
     }
 #else
     for (; i + kVecLanes <= count; i += kVecLanes) {
         const IntVec larger = load_as<IntVec>(products + i) > limit;
         if (!reduce<int32_t, kVecLanes>(larger, [](auto a, auto b) { return a | b; })) continue;
         for (int64_t l = i; l < i + kVecLanes; ++l) {
-            positions[found] = static_cast<int32_t>(l);
-            found += products[l] > limit;
+            positions[matches] = static_cast<int32_t>(l);
+            matches += products[l] > limit;
         }
     }
 #endif
     for (; i < count; ++i) {
-        positions[found] = static_cast<int32_t>(i);
-        found += products[i] > limit;
+        positions[matches] = static_cast<int32_t>(i);
+        matches += products[i] > limit;
     }
-    return found;
+    return matches;
 }
 
 }  // namespace

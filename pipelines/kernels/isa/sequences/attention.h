@@ -31,12 +31,12 @@ inline void activate_normalized(const Unit &u, const float *x, int64_t width, fl
     for (int64_t l = 0; l < kLanes; ++l) tail[l] = whole + l < u.units ? 1.0f : 0.0f;
     Vec16 total = broadcast<Vec16>(0), squares = total;
     for (int64_t j = 0; j < whole; j += kLanes) total = total + load_float<Vec16>(x + j);
-    float rest[kLanes] = {};
-    std::copy_n(x + whole, u.units - whole, rest);
-    if (whole < u.units) total = total + load_float<Vec16>(rest);
+    float remainder[kLanes] = {};
+    std::copy_n(x + whole, u.units - whole, remainder);
+    if (whole < u.units) total = total + load_float<Vec16>(remainder);
     const float mean = reduce_add(total) / count;
     for (int64_t j = 0; j < u.units; j += kLanes) {
-        Vec16 deviation = (j == whole ? load_float<Vec16>(rest) : load_float<Vec16>(x + j)) - broadcast<Vec16>(mean);
+        Vec16 deviation = (j == whole ? load_float<Vec16>(remainder) : load_float<Vec16>(x + j)) - broadcast<Vec16>(mean);
         if (j == whole) deviation = deviation * load_float<Vec16>(tail);
         squares = squares + deviation * deviation;
     }

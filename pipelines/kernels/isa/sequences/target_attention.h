@@ -97,7 +97,7 @@ inline Vec curve_of(const Curves &c, int64_t unit, IntVec x) {
 }
 
 inline IntVec word_pairs(IntVec low, IntVec high) { return (low & 0xFFFF) | (high << 16); }
-inline Words same_words(const int32_t *at) { return reinterpret_cast<Words>(*at - IntVec{}); }
+inline Words same_words(const int32_t *address) { return reinterpret_cast<Words>(*address - IntVec{}); }
 
 #if defined(__AVX512F__)
 constexpr int64_t kGroup = 4;  // vectors of pairs that share the loads of weights
@@ -162,10 +162,10 @@ void score_pairs(const TargetAttention &t, const int32_t *products, const int32_
 
 // Scores of the first `count` of kRoom pairs.
 inline void score_all(const TargetAttention &t, const int32_t *products, const int32_t *start, int64_t count, int32_t *hidden, float *scores) {
-    int64_t at = 0;
-    for (; count - at > (kGroup - kGroup / 2) * kVecLanes && at + kGroup * kVecLanes <= kRoom; at += kGroup * kVecLanes)
-        score_pairs<kGroup>(t, products + at, start + at, hidden, scores + at);
-    for (; at < count; at += kVecLanes) score_pairs<1>(t, products + at, start + at, hidden, scores + at);
+    int64_t pair = 0;
+    for (; count - pair > (kGroup - kGroup / 2) * kVecLanes && pair + kGroup * kVecLanes <= kRoom; pair += kGroup * kVecLanes)
+        score_pairs<kGroup>(t, products + pair, start + pair, hidden, scores + pair);
+    for (; pair < count; pair += kVecLanes) score_pairs<1>(t, products + pair, start + pair, hidden, scores + pair);
 }
 
 // The sum of items, and of their time gaps, with weights, in their order.
@@ -232,30 +232,30 @@ void attend_all(const TargetAttention &t, const uint32_t *ids, int64_t ids_strid
         std::fill_n(targets + total, count, ids[s * ids_stride + t.column]);
         total += count;
     }
-    for (int64_t at = 0; at < total; at += kRoom) {
-        const int64_t count = std::min(kRoom, total - at), fours = round_up(count, 4);
-        for (int64_t i = count; i < fours; ++i) items[at + i] = items[at], targets[at + i] = targets[at];
+    for (int64_t begin = 0; begin < total; begin += kRoom) {
+        const int64_t count = std::min(kRoom, total - begin), fours = round_up(count, 4);
+        for (int64_t i = count; i < fours; ++i) items[begin + i] = items[begin], targets[begin + i] = targets[begin];
         for (int64_t i = 0; i < fours; ++i) {
-            const int16_t *item = t.codes + int64_t{items[at + i]} * t.depth, *target = t.codes + int64_t{targets[at + i]} * t.depth;
+            const int16_t *item = t.codes + int64_t{items[begin + i]} * t.depth, *target = t.codes + int64_t{targets[begin + i]} * t.depth;
             for (int64_t k = 0; k < words; k += kVecLanes)
                 store_as(rows + i * words + k, rounded_products(load_as<Words>(item + 2 * k), load_as<Words>(target + 2 * k)));
         }
         transpose_words(rows, words, fours, round_up(t.pairs, 4), kRoom, products);
         for (int64_t i = 0; i < fours; ++i) {
-            const int32_t *key = t.keys + int64_t{items[at + i]} * t.first, *query = t.queries + int64_t{targets[at + i]} * t.first;
+            const int32_t *key = t.keys + int64_t{items[begin + i]} * t.first, *query = t.queries + int64_t{targets[begin + i]} * t.first;
             for (int64_t j = 0; j < t.first; j += kVecLanes)
                 store_as(rows + i * t.first + j, load_as<IntVec>(key + j) + load_as<IntVec>(query + j));
         }
         transpose_words(rows, t.first, fours, t.units, kRoom, start);
-        score_all(t, products, start, count, hidden, scores + at);
+        score_all(t, products, start, count, hidden, scores + begin);
     }
-    int64_t at = 0;
+    int64_t begin = 0;
     for (int64_t s = 0; s < n; ++s) {
         int64_t count = 0;
         for (int64_t p = 0; p < t.count; ++p) count += ids[s * ids_stride + t.begin + p] != t.padding;
-        std::copy_n(scores + at, count, weights);
-        attend_items(t, items + at, gaps + at, weights, count, out + s * out_stride);
-        at += count;
+        std::copy_n(scores + begin, count, weights);
+        attend_items(t, items + begin, gaps + begin, weights, count, out + s * out_stride);
+        begin += count;
     }
 }
 
@@ -265,9 +265,9 @@ inline int64_t different(const uint32_t *ids, int64_t stride, int64_t count, int
     for (int64_t i = 0; i < count; ++i) {
         const uint32_t id = ids[i * stride];
         out[total] = id;
-        int64_t at = 0;
-        while (out[at] != id) ++at;
-        position[i] = static_cast<int32_t>(at), total += at == total;
+        int64_t place = 0;
+        while (out[place] != id) ++place;
+        position[i] = static_cast<int32_t>(place), total += place == total;
     }
     return total;
 }
@@ -305,15 +305,15 @@ void score_targets(const TargetAttention &t, int32_t *rows, const uint32_t *item
 void score(const TargetAttention &t, const uint32_t *items, int64_t count, const uint32_t *targets, int64_t n, float *scores, int64_t stride) {
     constexpr int64_t kItems = 32;
     auto *memory = static_cast<int32_t *>(kernel_scratch(4 * (score_room(t) + (kItems + 1) * kRoom + 4)));
-    auto *found = reinterpret_cast<float *>(memory + score_room(t));
-    auto *padded = reinterpret_cast<uint32_t *>(found + kItems * kRoom);
+    auto *target_scores = reinterpret_cast<float *>(memory + score_room(t));
+    auto *padded = reinterpret_cast<uint32_t *>(target_scores + kItems * kRoom);
     for (int64_t first = 0; first < n; first += kRoom) {
         const int64_t width = std::min(kRoom, n - first);
         std::copy_n(targets + first, width, padded), std::fill_n(padded + width, 4, targets[first]);
         for (int64_t i = 0; i < count; i += kItems) {
             const int64_t together = std::min(kItems, count - i);
-            score_targets(t, memory, items + i, together, padded, width, found, kRoom);
-            for (int64_t r = 0; r < together; ++r) std::copy_n(found + r * kRoom, width, scores + (i + r) * stride + first);
+            score_targets(t, memory, items + i, together, padded, width, target_scores, kRoom);
+            for (int64_t r = 0; r < together; ++r) std::copy_n(target_scores + r * kRoom, width, scores + (i + r) * stride + first);
         }
     }
 }

@@ -18,18 +18,18 @@ constexpr int64_t kTogether = 64;  // rows whose passes follow each other: they 
 
 // A vector of integers from as many bytes: `Width` bytes, repeated where they are fewer. gcc 12 converts vectors of bytes piece by piece.
 template <int64_t Width>
-inline IntVec spread(const uint8_t *at) {
+inline IntVec spread(const uint8_t *address) {
 #if defined(__AVX512F__) || defined(__AVX2__)
     __m128i bytes;
     if constexpr (Width >= 16) {
-        bytes = _mm_loadu_si128(reinterpret_cast<const __m128i *>(at));
+        bytes = _mm_loadu_si128(reinterpret_cast<const __m128i *>(address));
     } else if constexpr (Width == 8) {
         int64_t eight;
-        std::memcpy(&eight, at, 8);
+        std::memcpy(&eight, address, 8);
         bytes = _mm_set1_epi64x(eight);
     } else {
         int32_t four;
-        std::memcpy(&four, at, 4);
+        std::memcpy(&four, address, 4);
         bytes = _mm_set1_epi32(four);
     }
 #if defined(__AVX512F__)
@@ -39,7 +39,7 @@ inline IntVec spread(const uint8_t *at) {
 #endif
 #else
     IntVec v{};
-    for (int64_t l = 0; l < kVecLanes; ++l) v[l] = at[l % Width];
+    for (int64_t l = 0; l < kVecLanes; ++l) v[l] = address[l % Width];
     return v;
 #endif
 }
@@ -107,10 +107,10 @@ struct Units {
 };
 
 inline void fetch(const QuantizedRows &r, uint32_t row) {
-    const uint8_t *at = r.table + row * r.stride;
+    const uint8_t *row_bytes = r.table + row * r.stride;
     constexpr int kIntoL2 = 2;
-    __builtin_prefetch(at, 0, kIntoL2), __builtin_prefetch(at + r.stride - 1, 0, kIntoL2);
-    for (int64_t line = 64; line < r.stride - 1; line += 64) __builtin_prefetch(at + line, 0, kIntoL2);
+    __builtin_prefetch(row_bytes, 0, kIntoL2), __builtin_prefetch(row_bytes + r.stride - 1, 0, kIntoL2);
+    for (int64_t line = 64; line < r.stride - 1; line += 64) __builtin_prefetch(row_bytes + line, 0, kIntoL2);
 }
 
 enum class Pooling { kLone, kSum, kMax };

@@ -14,7 +14,7 @@ namespace {
 // Vectors of 16 and 32 bytes, and of 64 where there are any. `transpose` brings the sums of columns 16 L + 4 k + i, i < 4, of 128-bit lane L of vector k into order.
 struct Sixteen {
     using V = __m128i;
-    static V load(const uint8_t *at) { return _mm_loadu_si128(reinterpret_cast<const V *>(at)); }
+    static V load(const uint8_t *address) { return _mm_loadu_si128(reinterpret_cast<const V *>(address)); }
     static V low8(V a, V b) { return _mm_unpacklo_epi8(a, b); }
     static V high8(V a, V b) { return _mm_unpackhi_epi8(a, b); }
     static V low16(V a, V b) { return _mm_unpacklo_epi16(a, b); }
@@ -26,18 +26,18 @@ struct Sixteen {
     static V times256(V a) { return _mm_slli_epi32(a, 8); }
     static V all(__m128i parameters, __m128i order) { return _mm_shuffle_epi8(parameters, order); }
     static void transpose(V &, V &, V &, V &) {}
-    static void store(float *at, V sums, float unit, float bias, int64_t count) {
+    static void store(float *address, V sums, float unit, float bias, int64_t count) {
         const __m128 value = _mm_add_ps(_mm_mul_ps(_mm_cvtepi32_ps(sums), _mm_set1_ps(unit)), _mm_set1_ps(bias));
         if (count >= 4)
-            _mm_storeu_ps(at, value);
+            _mm_storeu_ps(address, value);
         else
-            std::memcpy(at, &value, static_cast<size_t>(count) * 4);
+            std::memcpy(address, &value, static_cast<size_t>(count) * 4);
     }
 };
 
 struct ThirtyTwo {
     using V = __m256i;
-    static V load(const uint8_t *at) { return _mm256_loadu_si256(reinterpret_cast<const V *>(at)); }
+    static V load(const uint8_t *address) { return _mm256_loadu_si256(reinterpret_cast<const V *>(address)); }
     static V low8(V a, V b) { return _mm256_unpacklo_epi8(a, b); }
     static V high8(V a, V b) { return _mm256_unpackhi_epi8(a, b); }
     static V low16(V a, V b) { return _mm256_unpacklo_epi16(a, b); }
@@ -53,19 +53,19 @@ struct ThirtyTwo {
         const V third = _mm256_permute2x128_si256(a, b, 0x31), fourth = _mm256_permute2x128_si256(c, d, 0x31);
         a = first, b = second, c = third, d = fourth;
     }
-    static void store(float *at, V sums, float unit, float bias, int64_t count) {
+    static void store(float *address, V sums, float unit, float bias, int64_t count) {
         const __m256 value = _mm256_add_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(sums), _mm256_set1_ps(unit)), _mm256_set1_ps(bias));
         if (count >= 8)
-            _mm256_storeu_ps(at, value);
+            _mm256_storeu_ps(address, value);
         else
-            std::memcpy(at, &value, static_cast<size_t>(count) * 4);
+            std::memcpy(address, &value, static_cast<size_t>(count) * 4);
     }
 };
 
 #if defined(__AVX512F__)
 struct SixtyFour {
     using V = __m512i;
-    static V load(const uint8_t *at) { return _mm512_loadu_si512(at); }
+    static V load(const uint8_t *address) { return _mm512_loadu_si512(address); }
     static V low8(V a, V b) { return _mm512_unpacklo_epi8(a, b); }
     static V high8(V a, V b) { return _mm512_unpackhi_epi8(a, b); }
     static V low16(V a, V b) { return _mm512_unpacklo_epi16(a, b); }
@@ -82,12 +82,12 @@ struct SixtyFour {
         a = _mm512_shuffle_i32x4(ab, cd, 0x88), b = _mm512_shuffle_i32x4(ab, cd, 0xdd);
         c = _mm512_shuffle_i32x4(ef, gh, 0x88), d = _mm512_shuffle_i32x4(ef, gh, 0xdd);
     }
-    static void store(float *at, V sums, float unit, float bias, int64_t count) {
+    static void store(float *address, V sums, float unit, float bias, int64_t count) {
         const __m512 value = _mm512_add_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(sums), _mm512_set1_ps(unit)), _mm512_set1_ps(bias));
         if (count >= 16)
-            _mm512_storeu_ps(at, value);
+            _mm512_storeu_ps(address, value);
         else
-            _mm512_mask_storeu_ps(at, static_cast<__mmask16>((1 << count) - 1), value);
+            _mm512_mask_storeu_ps(address, static_cast<__mmask16>((1 << count) - 1), value);
     }
 };
 #endif

@@ -121,7 +121,7 @@ inline float reduce_lanes(const Lanes &lanes) {
     return reduce_add(load_float<Vec16>(sums));
 }
 
-void factorization(const int16_t *x, int64_t x_stride, const int32_t *at, int64_t fields, int64_t width, float scale, int64_t n, float *out,
+void factorization(const int16_t *x, int64_t x_stride, const int32_t *begins, int64_t fields, int64_t width, float scale, int64_t n, float *out,
                    int64_t out_stride) {
     const IntVec lane = lane_numbers();
     for (int64_t s = 0; s < n; ++s, x += x_stride) {
@@ -129,7 +129,7 @@ void factorization(const int16_t *x, int64_t x_stride, const int32_t *at, int64_
         for (int64_t j = 0; j < width; j += kVecLanes) {
             IntVec sum{}, squares{};
             for (int64_t f = 0; f < fields; ++f) {
-                const IntVec k = load_words(x + at[f] + j);
+                const IntVec k = load_words(x + begins[f] + j);
                 sum += k, squares += k * k;
             }
             const Vec value = to_float(sum) * to_float(sum) - to_float(squares);
@@ -160,14 +160,14 @@ void cross(const Cross &c, const int16_t *x, int64_t x_stride, const float *u, i
 }
 
 // The vectors stand as columns, so that a vector's dots with all others come out side by side.
-void dots(const int16_t *x, int64_t x_stride, const int32_t *at, int64_t vectors, int64_t width, const float *factor, int64_t n, int16_t *out,
+void dots(const int16_t *x, int64_t x_stride, const int32_t *begins, int64_t vectors, int64_t width, const float *factor, int64_t n, int16_t *out,
           int64_t out_stride) {
     const int64_t pairs = (width + 1) / 2, columns = round_up(vectors, kLanes);
     auto *turned = static_cast<int32_t *>(kernel_scratch(pairs * columns * 4));
     std::memset(turned, 0, static_cast<size_t>(pairs * columns * 4));
     for (int64_t s = 0; s < n; ++s, x += x_stride, out += out_stride) {
         for (int64_t v = 0; v < vectors; ++v) {
-            const int16_t *from = x + at[v];
+            const int16_t *from = x + begins[v];
             for (int64_t p = 0; p < pairs; ++p) std::memcpy(turned + p * columns + v, from + 2 * p, 4);
         }
         if (width % 2)
@@ -193,19 +193,19 @@ void dots(const int16_t *x, int64_t x_stride, const int32_t *at, int64_t vectors
 }
 
 // The dots of samples that have all vectors but these in common: of the first sample all of them, of the others those of these vectors.
-void dots_of(const int16_t *x, int64_t x_stride, const int32_t *at, int64_t vectors, int64_t width, const float *factor, const int32_t *own,
+void dots_of(const int16_t *x, int64_t x_stride, const int32_t *begins, int64_t vectors, int64_t width, const float *factor, const int32_t *own,
              int64_t own_count, const float *own_factor, int64_t n, int16_t *out, int64_t out_stride) {
     constexpr int64_t kMost = 128;
     alignas(64) int16_t row[kMost + 2 * kVecLanes];
     const int64_t pairs = (width + 1) / 2, columns = round_up(vectors, kLanes), size = pairs * columns;
     kernel_scratch(2 * size * 4);
-    dots(x, x_stride, at, vectors, width, factor, n < 1 ? n : 1, out, out_stride);
+    dots(x, x_stride, begins, vectors, width, factor, n < 1 ? n : 1, out, out_stride);
     auto *turned = static_cast<int32_t *>(kernel_scratch(2 * size * 4)); // first the vectors of the first sample
     std::memcpy(turned + size, turned, static_cast<size_t>(size) * 4);
     const auto turn = [&](int64_t s) {
         int32_t *to = turned + s % 2 * size;
         for (int64_t k = 0; k < own_count; ++k) {
-            const int16_t *from = x + s * x_stride + at[own[k]];
+            const int16_t *from = x + s * x_stride + begins[own[k]];
             for (int64_t p = 0; p < pairs; ++p) std::memcpy(to + p * columns + own[k], from + 2 * p, 4);
             if (width % 2) to[(pairs - 1) * columns + own[k]] &= 0xFFFF;
         }

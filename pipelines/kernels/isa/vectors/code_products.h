@@ -21,15 +21,15 @@ inline void add_query_products(IntVec &sum, int32_t x, IntVec w) { add_query_pro
 
 constexpr int64_t kQueries = kVecLanes == 16 ? 8 : 4;  // that are computed together: their sums fit the registers
 
-inline IntVec load_int(const int32_t *at) {
+inline IntVec load_int(const int32_t *address) {
     IntVec v;
-    std::memcpy(&v, at, sizeof v);
+    std::memcpy(&v, address, sizeof v);
     return v;
 }
-inline void store_int(int32_t *at, IntVec v) { std::memcpy(at, &v, sizeof v); }
-inline void store_codes(Code *at, IntVec v) {
+inline void store_int(int32_t *address, IntVec v) { std::memcpy(address, &v, sizeof v); }
+inline void store_codes(Code *address, IntVec v) {
     const auto codes = __builtin_convertvector(v, Vector<Code, kVecLanes>::type);
-    std::memcpy(at, &codes, sizeof codes);
+    std::memcpy(address, &codes, sizeof codes);
 }
 inline int32_t packed(const Code *codes) {
     int32_t terms;
@@ -82,12 +82,12 @@ inline void product_tile(const Code *x, int64_t x_stride, int64_t groups, const 
 template <int Count, bool kOfQueries, class Then>
 inline void product_rows(const Code *x, int64_t x_stride, int64_t groups, const int32_t *w, int64_t stride, int64_t columns,
                          const int32_t *start, Then then) {
-    int64_t at = 0;
-    const auto take = [&](int row, int part, IntVec sums) { then(row, at + part * kVecLanes, sums); };
-    for (; at + 2 * kVecLanes <= columns; at += 2 * kVecLanes)
-        product_tile<Count, 2, kOfQueries>(x, x_stride, groups, w + at, stride, start ? start + at : nullptr, take);
-    for (; at < columns; at += kVecLanes)
-        product_tile<Count, 1, kOfQueries>(x, x_stride, groups, w + at, stride, start ? start + at : nullptr, take);
+    int64_t column = 0;
+    const auto take = [&](int row, int part, IntVec sums) { then(row, column + part * kVecLanes, sums); };
+    for (; column + 2 * kVecLanes <= columns; column += 2 * kVecLanes)
+        product_tile<Count, 2, kOfQueries>(x, x_stride, groups, w + column, stride, start ? start + column : nullptr, take);
+    for (; column < columns; column += kVecLanes)
+        product_tile<Count, 1, kOfQueries>(x, x_stride, groups, w + column, stride, start ? start + column : nullptr, take);
 }
 
 }  // namespace

@@ -129,28 +129,28 @@ void field_attention(const FieldAttention &a, const int16_t *x, int64_t x_stride
                              width * stride, own, width * stride / 2, width * own / 2};
     constexpr int kParts = sizeof(sizes) / sizeof(sizes[0]);
     int64_t all = 0;
-    for (const int64_t each : sizes) all += round_up(each, kVecLanes);
+    for (const int64_t length : sizes) all += round_up(length, kVecLanes);
     auto *memory = static_cast<int32_t *>(kernel_scratch(all * 4));
-    int32_t *at[kParts];
-    for (int i = 0; i < kParts; ++i) at[i] = memory, memory += round_up(sizes[i], kVecLanes);
-    int32_t *turned = at[0], *q = at[1], *k = at[2], *scores = at[3], *weights = at[4];
-    auto *residual = reinterpret_cast<float *>(at[5]), *inverse = reinterpret_cast<float *>(at[6]);
-    auto *v = reinterpret_cast<int16_t *>(at[7]), *values = reinterpret_cast<int16_t *>(at[8]);
-    std::memset(at[0], 0, static_cast<size_t>(all) * 4);
+    int32_t *parts[kParts];
+    for (int i = 0; i < kParts; ++i) parts[i] = memory, memory += round_up(sizes[i], kVecLanes);
+    int32_t *turned = parts[0], *q = parts[1], *k = parts[2], *scores = parts[3], *weights = parts[4];
+    auto *residual = reinterpret_cast<float *>(parts[5]), *inverse = reinterpret_cast<float *>(parts[6]);
+    auto *v = reinterpret_cast<int16_t *>(parts[7]), *values = reinterpret_cast<int16_t *>(parts[8]);
+    std::memset(parts[0], 0, static_cast<size_t>(all) * 4);
     for (int64_t first = 0; first < n; first += together) {
         const int64_t count = n - first < together ? n - first : together, lanes = round_up(count * fields, kVecLanes);
         for (int64_t s = 0; s < count; ++s) {
             const int16_t *row = x + (first + s) * x_stride;
             int32_t *to = turned + s * fields;
             for (int64_t p = 0; p < inputs; ++p)
-                if (a.at)
-                    for (int64_t f = 0; f < fields; ++f) std::memcpy(to + p * stride + f, row + a.at[f] + 2 * p, 4);
+                if (a.begins)
+                    for (int64_t f = 0; f < fields; ++f) std::memcpy(to + p * stride + f, row + a.begins[f] + 2 * p, 4);
                 else
                     for (int64_t l = 0; l < fields; l += kVecLanes)
                         store_as(to + p * stride + l, paired(load_words(row + 2 * p * fields + l),
                                                              2 * p + 1 < a.inputs ? load_words(row + (2 * p + 1) * fields + l) : IntVec{}));
         }
-        if (a.at && a.inputs % 2)
+        if (a.begins && a.inputs % 2)
             for (int64_t l = 0; l < lanes; ++l) turned[(inputs - 1) * stride + l] &= 0xFFFF;
         // y of the columns from `from` on, a part or a head of one
         const auto project = [&](int64_t from, int64_t columns, auto store) {

@@ -98,27 +98,27 @@ inline V broadcast(float x) {
 
 // A Pair by its two vectors: gcc 12 copies a whole one through memory.
 template <class V>
-inline void load_float_into(V &v, const float *at) { std::memcpy(&v, at, sizeof v); }
+inline void load_float_into(V &v, const float *address) { std::memcpy(&v, address, sizeof v); }
 template <class T>
-inline void load_float_into(Pair<T> &v, const float *at) {
-    load_float_into(v.lo, at), load_float_into(v.hi, at + sizeof(T) / sizeof(float));
+inline void load_float_into(Pair<T> &v, const float *address) {
+    load_float_into(v.lo, address), load_float_into(v.hi, address + sizeof(T) / sizeof(float));
 }
 // float16 to float32, exact; infinities and NaN do not occur.
-inline void load_float_into(Vec &v, const Float16 *at) { v = from_float16(at); }
+inline void load_float_into(Vec &v, const Float16 *address) { v = from_float16(address); }
 template <class T>
-inline void load_float_into(Pair<T> &v, const Float16 *at) {
-    load_float_into(v.lo, at), load_float_into(v.hi, at + sizeof(T) / sizeof(float));
+inline void load_float_into(Pair<T> &v, const Float16 *address) {
+    load_float_into(v.lo, address), load_float_into(v.hi, address + sizeof(T) / sizeof(float));
 }
 template <class V, class T>
-inline V load_float(const T *at) {
+inline V load_float(const T *address) {
     V v;
-    load_float_into(v, at);
+    load_float_into(v, address);
     return v;
 }
 template <class V>
-inline void store_float(float *at, V v) { std::memcpy(at, &v, sizeof v); }
+inline void store_float(float *address, V v) { std::memcpy(address, &v, sizeof v); }
 template <class T>
-inline void store_float(float *at, Pair<T> v) { store_float(at, v.lo), store_float(at + sizeof(T) / sizeof(float), v.hi); }
+inline void store_float(float *address, Pair<T> v) { store_float(address, v.lo), store_float(address + sizeof(T) / sizeof(float), v.hi); }
 
 // float32 to float16: to the nearest, ties to even, clipped to the largest. NaN becomes a number: a query that meets it is NaN, too.
 inline void to_float16(const float *x, Float16 *out) {

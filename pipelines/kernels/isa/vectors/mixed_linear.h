@@ -70,15 +70,15 @@ inline Vec result(const MixedLinear &m, IntVec sum, int64_t row, int64_t column)
 }
 
 inline void store_columns(const MixedLinear &m, const Columns &to, int64_t first, IntVec sum, int64_t row, int64_t column) {
-    const int64_t at = row * to.stride + column - first;
-    if (to.kind == Kind::kSums) return store_as(static_cast<int32_t *>(to.out) + at, sum);
+    const int64_t offset = row * to.stride + column - first;
+    if (to.kind == Kind::kSums) return store_as(static_cast<int32_t *>(to.out) + offset, sum);
     const Vec value = result(m, sum, row, column);
     if (to.kind == Kind::kBytes)
-        store_as(static_cast<uint8_t *>(to.out) + at, __builtin_convertvector(round_clipped(value, 0, 255), QuarterBytes));
+        store_as(static_cast<uint8_t *>(to.out) + offset, __builtin_convertvector(round_clipped(value, 0, 255), QuarterBytes));
     else if (to.kind == Kind::kWords)
-        store_words(static_cast<int16_t *>(to.out) + at, round_clipped(value, to.relu ? 0 : -kCodeLimit, kCodeLimit));
+        store_words(static_cast<int16_t *>(to.out) + offset, round_clipped(value, to.relu ? 0 : -kCodeLimit, kCodeLimit));
     else
-        store_float(static_cast<float *>(to.out) + at, value);
+        store_float(static_cast<float *>(to.out) + offset, value);
 }
 
 // Four vectors of columns as bytes, from `column` on.
@@ -101,7 +101,7 @@ inline void store_bytes(const MixedLinear &m, int64_t row, int64_t column, uint8
 
 // Which pairs of inputs are not zero in all of these rows, in order; returns how many. `pairs`: room for kVecLanes more.
 inline int64_t active_pairs(const int16_t *x, int64_t x_stride, int64_t rows, int64_t count, int32_t *pairs) {
-    int64_t found = 0;
+    int64_t active = 0;
     for (int64_t p = 0; p < count; p += kVecLanes) {
         IntVec any{};
         for (int64_t r = 0; r < rows; ++r) any |= load_as<IntVec>(x + r * x_stride + 2 * p);
@@ -110,16 +110,16 @@ inline int64_t active_pairs(const int16_t *x, int64_t x_stride, int64_t rows, in
         const __m512i last = _mm512_set1_epi32(static_cast<int32_t>(count));
         const __mmask16 kept = _mm512_test_epi32_mask(reinterpret_cast<__m512i>(any), reinterpret_cast<__m512i>(any)) &
                                _mm512_cmplt_epi32_mask(reinterpret_cast<__m512i>(number), last);
-        _mm512_storeu_si512(pairs + found, _mm512_maskz_compress_epi32(kept, reinterpret_cast<__m512i>(number)));
-        found += __builtin_popcount(kept);
+        _mm512_storeu_si512(pairs + active, _mm512_maskz_compress_epi32(kept, reinterpret_cast<__m512i>(number)));
+        active += __builtin_popcount(kept);
 #else
         for (int64_t l = 0; l < kVecLanes; ++l) {
-            pairs[found] = number[l];
-            found += any[l] != 0 && number[l] < count;
+            pairs[active] = number[l];
+            active += any[l] != 0 && number[l] < count;
         }
 #endif
     }
-    return found;
+    return active;
 }
 
 // Count rows from `row` on and up to four vectors of columns, sums in named variables (see x86/avx512/linear.h); base: int16 sums of these rows'
@@ -189,9 +189,9 @@ void mixed_rows(const MixedLinear &m, const T *table, const T *const *rows, cons
             for (int64_t s = 0; table && s < Count; ++s) {
                 int16_t *sums = base + s * kBlock;
                 const T *const *own = rows + s * m.fields, *const *next = ahead + s * m.fields;
-                int64_t at = begin;
-                for (; at + 3 * kChunk < stop; at += 4 * kChunk) add_rows<4>(m, own, next, at, sums + at - begin);
-                for (; at < stop; at += kChunk) add_rows<1>(m, own, next, at, sums + at - begin);
+                int64_t column = begin;
+                for (; column + 3 * kChunk < stop; column += 4 * kChunk) add_rows<4>(m, own, next, column, sums + column - begin);
+                for (; column < stop; column += kChunk) add_rows<1>(m, own, next, column, sums + column - begin);
             }
             for (int64_t column = begin; column < stop; column += kChunk) {
                 const int64_t left = end - column;
@@ -209,10 +209,10 @@ void mixed_of(const MixedLinear &m, const T *table, const uint32_t *ids, const i
     const int64_t room = round_up(m.pairs + 2 * kVecLanes, 16) * 4, pointers = kRows * m.fields, blocks = m.ahead + 1;
     auto *memory = static_cast<uint8_t *>(kernel_scratch(room + blocks * pointers * 8 + kRows * kBlock * 2));
     auto *pairs = reinterpret_cast<int32_t *>(memory);
-    auto **found = reinterpret_cast<const T **>(memory + room);  // of `blocks` times kRows samples, in turn
-    auto *base = reinterpret_cast<int16_t *>(found + blocks * pointers);
+    auto **row_pointers = reinterpret_cast<const T **>(memory + room);  // of `blocks` times kRows samples, in turn
+    auto *base = reinterpret_cast<int16_t *>(row_pointers + blocks * pointers);
     const auto find = [&](int64_t first) {
-        const T **rows = found + first / kRows % blocks * pointers;
+        const T **rows = row_pointers + first / kRows % blocks * pointers;
         for (int64_t s = 0; s < (n - first < kRows ? n - first : kRows); ++s)
             for (int64_t f = 0; f < m.fields; ++f)
                 rows[s * m.fields + f] = table + int64_t{ids[(first + s) * m.fields + f]} * m.stride;
@@ -222,8 +222,8 @@ void mixed_of(const MixedLinear &m, const T *table, const uint32_t *ids, const i
     for (int64_t i = 0; i < active; ++i) pairs[i] = m.chosen ? m.chosen[i] : static_cast<int32_t>(i);
     for (int64_t first = 0; first < m.ahead * kRows && first < n; first += kRows) {
         const T **rows = find(first);
-        const int64_t known = (n - first < kRows ? n - first : kRows) * m.fields;
-        for (int64_t f = 0; f < (first ? known : m.fields); ++f)  // nobody has fetched the first sample's rows
+        const int64_t pointer_count = (n - first < kRows ? n - first : kRows) * m.fields;
+        for (int64_t f = 0; f < (first ? pointer_count : m.fields); ++f)  // nobody has fetched the first sample's rows
             for (int64_t begin = 0; begin < m.stride * static_cast<int64_t>(sizeof(T)); begin += 64)
                 __builtin_prefetch(reinterpret_cast<const char *>(rows[f]) + begin, 0, 2);
     }
@@ -232,7 +232,7 @@ void mixed_of(const MixedLinear &m, const T *table, const uint32_t *ids, const i
         const int16_t *from = x + row * x_stride;
         if (m.sparse) active = active_pairs(from, x_stride, count, m.pairs, pairs);
         const int64_t later = row + m.ahead * kRows;
-        const T **rows = found + row / kRows % blocks * pointers, **ahead = later < n ? find(later) : rows;
+        const T **rows = row_pointers + row / kRows % blocks * pointers, **ahead = later < n ? find(later) : rows;
         const T **next = n - later >= count ? ahead : rows;  // of fewer samples than these none is fetched
         if (count == 4) mixed_rows<4>(m, table, rows, next, base, from, x_stride, row, columns, pairs, active);
         else if (count == 3) mixed_rows<3>(m, table, rows, next, base, from, x_stride, row, columns, pairs, active);

@@ -171,14 +171,14 @@ template <int Wide>
 inline void add_position_scores(const QuantizedAttention &a, const Head &head, int64_t row, int64_t own, int64_t t, float *scores) {
     const int64_t groups = head.size / kTerms, span = head.span, room = head.room, x = head.tokens - 1 - own + t;
     constexpr int64_t kNext = Wide > 1 ? kVecLanes : 0;
-    const auto add = [&](int64_t at, IntVec sums, Vec factor) {
-        store_float(scores + at, load_float<Vec>(scores + at) + __builtin_convertvector(sums, Vec) * factor);
+    const auto add = [&](int64_t key, IntVec sums, Vec factor) {
+        store_float(scores + key, load_float<Vec>(scores + key) + __builtin_convertvector(sums, Vec) * factor);
     };
     if (head.is_long && (x + Wide * kVecLanes <= head.near_begin || x >= head.near_end)) {
         const int64_t far = x >= head.near_end;
-        for (int64_t at = t; at < t + Wide * kVecLanes; at += kVecLanes) {
-            if (a.to_position.codes) add(at, load_int(head.far_position + (row * 2 + far) * kVecLanes), broadcast<Vec>(head.position_factor[row]));
-            if (a.to_content.codes) add(at, load_int(head.far_content + far * room + at), load_float<Vec>(head.content_factor + at));
+        for (int64_t key = t; key < t + Wide * kVecLanes; key += kVecLanes) {
+            if (a.to_position.codes) add(key, load_int(head.far_position + (row * 2 + far) * kVecLanes), broadcast<Vec>(head.position_factor[row]));
+            if (a.to_content.codes) add(key, load_int(head.far_content + far * room + key), load_float<Vec>(head.content_factor + key));
         }
         return;
     }
@@ -220,10 +220,10 @@ inline float weight_codes(float *scores, int64_t n, int64_t room, Code *codes) {
     for (int64_t t = n; t < room; ++t) scores[t] = -INFINITY;
     const float base = max_of(scores, room);
     IntVec total{};
-    const auto take = [&](int64_t at, Vec shifted) {
+    const auto take = [&](int64_t key, Vec shifted) {
         const IntVec code = reinterpret_cast<IntVec>(shifted) & 0xFF;
         total += code;
-        store_codes(codes + at, code);
+        store_codes(codes + key, code);
     };
     constexpr int64_t kFour = sizeof(Four) / sizeof(float);
     int64_t t = 0;
@@ -254,24 +254,25 @@ void attend(const QuantizedAttention &a, const Head &head, int64_t h, const floa
             }
         }
     }
-    product_rows<Count, true>(head.queries, size, size / kTerms, head.keys + begin, room, columns, head.offsets + begin, [&](int row, int64_t at, IntVec sums) {
-        store_float(head.scores + row * room + at, __builtin_convertvector(sums, Vec) * head.factor[row]);
+    product_rows<Count, true>(head.queries, size, size / kTerms, head.keys + begin, room, columns, head.offsets + begin,
+                            [&](int row, int64_t key, IntVec sums) {
+        store_float(head.scores + row * room + key, __builtin_convertvector(sums, Vec) * head.factor[row]);
     });
     float share[Count];
     for (int row = 0; row < Count; ++row) {
         float *scores = head.scores + row * room - begin, factor = head.factor[row];
         const int64_t own = first + row;
-        int64_t at = begin;
-        for (; a.rows && at + 2 * kVecLanes <= begin + columns; at += 2 * kVecLanes) add_position_scores<2>(a, head, row, own, at, scores);
-        for (; a.rows && at < begin + columns; at += kVecLanes) add_position_scores<1>(a, head, row, own, at, scores);
+        int64_t key = begin;
+        for (; a.rows && key + 2 * kVecLanes <= begin + columns; key += 2 * kVecLanes) add_position_scores<2>(a, head, row, own, key, scores);
+        for (; a.rows && key < begin + columns; key += kVecLanes) add_position_scores<1>(a, head, row, own, key, scores);
         for (int64_t t = begin; bias && t < end; ++t) scores[t] = scores[t] + bias[own * a.bias_row + t] * kLog2E;
         for (int64_t t = begin; t < own - a.before; ++t) scores[t] = -INFINITY;
         const int64_t last = end - own > a.after ? own + a.after + 1 : end;
         share[row] = 1.0f / weight_codes(scores + begin, last - begin, columns, head.weights + row * room) + (factor - factor);  // NaN of what is not finite
     }
     product_rows<Count, false>(head.weights, room, round_up(end - begin, kTerms) / kTerms, head.values + begin / kTerms * size, size, size, nullptr,
-                        [&](int row, int64_t at, IntVec sums) {
-        store_float(out + row * out_stride + at, (__builtin_convertvector(sums, Vec) * share[row]) * load_float<Vec>(head.value_scale + at));
+                        [&](int row, int64_t column, IntVec sums) {
+        store_float(out + row * out_stride + column, (__builtin_convertvector(sums, Vec) * share[row]) * load_float<Vec>(head.value_scale + column));
     });
 }
 
@@ -285,19 +286,21 @@ void quantized_attention(const QuantizedAttention &a, const float *x, int64_t st
                              there * kQueries * size, kQueries * 2 * kVecLanes, there * 2 * room};
     constexpr int kParts = sizeof(parts) / sizeof(parts[0]);
     int64_t all = 0;
-    for (const int64_t each : parts) all += each;
+    for (const int64_t part : parts) all += part;
     auto *memory = static_cast<int32_t *>(kernel_scratch(all * 4));
-    int32_t *at[kParts];
-    for (int i = 0; i < kParts; ++i) at[i] = memory, memory += parts[i];
-    const auto floats = [&](int i) { return reinterpret_cast<float *>(at[i]); };
-    const auto codes = [&](int i) { return reinterpret_cast<Code *>(at[i]); };
+    int32_t *buffers[kParts];
+    for (int i = 0; i < kParts; ++i) buffers[i] = memory, memory += parts[i];
+    const auto floats = [&](int i) { return reinterpret_cast<float *>(buffers[i]); };
+    const auto codes = [&](int i) { return reinterpret_cast<Code *>(buffers[i]); };
     const int64_t most = tokens - 1, last = 2 * most;  // distances by place: 0 is that of the last token to the first one
     int64_t near_begin = 0, near_end = last;
     while (a.rows && near_begin <= last && a.rows[near_begin - most] == a.rows[-most]) ++near_begin;
     while (a.rows && near_end > 0 && a.rows[near_end - 1 - most] == a.rows[most]) --near_end;
     const bool is_long = near_begin >= kQueries * kVecLanes || last - near_end >= kQueries * kVecLanes;
-    const Head head{tokens, n, size, room, floats(0), floats(1), floats(2), codes(3), floats(4), at[5], codes(6), at[7], at[8], floats(9), codes(10),
-                    span, at[12], at[13], at[14], at[15], at[16], floats(17), floats(18), codes(19), is_long, near_begin, near_end, at[20], at[21], floats(11)};
+    const Head head{tokens, n, size, room, floats(0), floats(1), floats(2), codes(3), floats(4), buffers[5], codes(6), buffers[7],
+                    buffers[8], floats(9), codes(10),
+                    span, buffers[12], buffers[13], buffers[14], buffers[15], buffers[16], floats(17), floats(18), codes(19),
+                    is_long, near_begin, near_end, buffers[20], buffers[21], floats(11)};
     for (int64_t h = 0; h < a.heads; ++h) {
         if (h % group == 0) {
             const float *key = (a.keys ? a.keys : x + a.heads * size) + h / group * size;

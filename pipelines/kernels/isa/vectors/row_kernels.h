@@ -180,7 +180,7 @@ void self_attention(const float *q, const Float16 *const *keys, int64_t count, c
                     int64_t size, const float *bias, int64_t reach, float *out) {
     const int64_t room = round_up(count, kLanes), fours = count / 4 * 4;
     auto *scores = static_cast<float *>(kernel_scratch((heads * room + heads) * 4)), *inverse_sums = scores + heads * room;
-    const auto ahead = [&](int64_t t, int64_t some) { return t + some <= next_count ? next + t : nullptr; };
+    const auto ahead = [&](int64_t t, int64_t number) { return t + number <= next_count ? next + t : nullptr; };
     for (int64_t t = 0; t < fours; t += 4) attention_scores<4>(q, keys + t, ahead(t, 4), heads, size, room, scores + t);
     for (int64_t t = fours; t < count; ++t) attention_scores<1>(q, keys + t, ahead(t, 1), heads, size, room, scores + t);
     for (int64_t h = 0; bias && h < heads; ++h) add_bias(bias + h * reach, reach, count, scores + h * room);
@@ -319,20 +319,20 @@ void top_k(const float *logits, int64_t stride, int64_t first, int64_t count, co
         int32_t *tokens = top.tokens + r * top.k;
         Vec16 total = load_float<Vec16>(top.exp_sums + r * kLanes);
         for (int64_t panel = 0; panel < count; panel += kColumns) {
-            const float *at = logits + panel, panel_max = max_of(at, kColumns);
+            const float *panel_logits = logits + panel, panel_max = max_of(panel_logits, kColumns);
             if (panel_max > largest) {
                 total = total * exponential(broadcast<Vec16>(largest - panel_max));
                 largest = panel_max;
             }
             const Vec16 base = broadcast<Vec16>(largest);
-            for (int64_t j = 0; j < kColumns; j += kLanes) total = total + exponential(load_float<Vec16>(at + j) - base);
+            for (int64_t j = 0; j < kColumns; j += kLanes) total = total + exponential(load_float<Vec16>(panel_logits + j) - base);
             if (!(panel_max > values[last])) continue;
             for (int64_t j = 0; j < kColumns && panel + j < count; ++j) {
-                if (!(at[j] > values[last])) continue;  // of ties the first stays
+                if (!(panel_logits[j] > values[last])) continue;  // of ties the first stays
                 int64_t place = last;
-                for (; place > 0 && at[j] > values[place - 1]; --place)
+                for (; place > 0 && panel_logits[j] > values[place - 1]; --place)
                     values[place] = values[place - 1], tokens[place] = tokens[place - 1];
-                values[place] = at[j], tokens[place] = static_cast<int32_t>(first + panel + j);
+                values[place] = panel_logits[j], tokens[place] = static_cast<int32_t>(first + panel + j);
             }
         }
         store_float(top.exp_sums + r * kLanes, total);
@@ -388,19 +388,19 @@ inline V gelu_tanh(V x) { return x * sigmoid(x * ((x * x) * 0.07135481f + 1.5957
 template <class Then>
 inline void activated(Activation kind, const float *x, int64_t count, Then then) {
     constexpr int64_t kFour = sizeof(Four) / sizeof(float);
-    const auto each = [&](auto function) {
+    const auto apply = [&](auto function) {
         int64_t j = 0;
         for (; j + kFour <= count; j += kFour) each_vector(function(load_float<Four>(x + j)), j, then);
         for (; j < count; j += kVecLanes) then(j, function(load_float<Vec>(x + j)));
     };
     switch (kind) {
-        case Activation::kSwish: return each([](auto v) { return v * sigmoid(v); });
-        case Activation::kGelu: return each([](auto v) { return gelu(v); });
-        case Activation::kGeluTanh: return each([](auto v) { return gelu_tanh(v); });
-        case Activation::kTanh: return each([](auto v) { return tanh(v); });
-        case Activation::kSigmoid: return each([](auto v) { return sigmoid(v); });
-        case Activation::kRelu: return each([](auto v) { return where_negative(v, broadcast<decltype(v)>(0), v); });
-        case Activation::kNone: return each([](auto v) { return v; });
+        case Activation::kSwish: return apply([](auto v) { return v * sigmoid(v); });
+        case Activation::kGelu: return apply([](auto v) { return gelu(v); });
+        case Activation::kGeluTanh: return apply([](auto v) { return gelu_tanh(v); });
+        case Activation::kTanh: return apply([](auto v) { return tanh(v); });
+        case Activation::kSigmoid: return apply([](auto v) { return sigmoid(v); });
+        case Activation::kRelu: return apply([](auto v) { return where_negative(v, broadcast<decltype(v)>(0), v); });
+        case Activation::kNone: return apply([](auto v) { return v; });
     }
 }
 

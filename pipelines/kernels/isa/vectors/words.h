@@ -12,25 +12,25 @@ using HalfWords = Vector<int16_t, kVecLanes>::type;
 using QuarterBytes = Vector<uint8_t, kVecLanes>::type;
 
 template <class V, class T>
-inline V load_as(const T *at) {
+inline V load_as(const T *address) {
     V v;
-    std::memcpy(&v, at, sizeof v);
+    std::memcpy(&v, address, sizeof v);
     return v;
 }
 template <class V, class T>
-inline void store_as(T *at, V v) { std::memcpy(at, &v, sizeof v); }
+inline void store_as(T *address, V v) { std::memcpy(address, &v, sizeof v); }
 
-inline Words broadcast_pair(const int16_t *at) {
+inline Words broadcast_pair(const int16_t *address) {
     int32_t pair;
-    std::memcpy(&pair, at, 4);
+    std::memcpy(&pair, address, 4);
     return reinterpret_cast<Words>(pair - IntVec{});
 }
 
-inline void store_words(int16_t *at, IntVec v) { store_as(at, __builtin_convertvector(v, HalfWords)); }
+inline void store_words(int16_t *address, IntVec v) { store_as(address, __builtin_convertvector(v, HalfWords)); }
 // Bytes with zero point 128.
-inline void store_signed(uint8_t *at, Vec v) { store_as(at, __builtin_convertvector(round_clipped(v, -128, 127) + 128, QuarterBytes)); }
+inline void store_signed(uint8_t *address, Vec v) { store_as(address, __builtin_convertvector(round_clipped(v, -128, 127) + 128, QuarterBytes)); }
 inline Vec to_float(IntVec v) { return __builtin_convertvector(v, Vec); }
-inline IntVec load_words(const int16_t *at) { return __builtin_convertvector(load_as<HalfWords>(at), IntVec); }
+inline IntVec load_words(const int16_t *address) { return __builtin_convertvector(load_as<HalfWords>(address), IntVec); }
 
 inline IntVec lane_numbers() {
     IntVec v{};

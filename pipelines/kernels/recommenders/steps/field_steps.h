@@ -17,7 +17,7 @@ class FieldSteps : public TransformerSteps {
         require(from.width == to.width && by.width == to.width, "sigmoid_product");
         const auto *kernels = &kernels_;
         add({whole(from), whole(by)}, {whole(to)}, std::nullopt, [=](const Block &b) {
-            kernels->sigmoid_product(b.at<float>(from), b.at<float>(by), from.stride, from.width, b.n, b.at<float>(to));
+            kernels->sigmoid_product(b.data<float>(from), b.data<float>(by), from.stride, from.width, b.n, b.data<float>(to));
         });
     }
 
@@ -36,9 +36,9 @@ class FieldSteps : public TransformerSteps {
         if (stores) writes.push_back(whole(words));
         if (stores_bytes) writes.push_back(whole(coarse));
         add_to_samples({whole(from), whole(by)}, writes, false, [=](const Block &b) {
-            kernels->gate_codes(b.at<int16_t>(from), from.stride, b.at<float>(by), by.stride, values, scale, units ? units->data() : nullptr, from.width,
-                                b.n, stores ? b.at<int16_t>(words) : nullptr, stores ? words.stride : 0,
-                                stores_bytes ? b.at<uint8_t>(coarse) : nullptr, stores_bytes ? coarse.stride : 0);
+            kernels->gate_codes(b.data<int16_t>(from), from.stride, b.data<float>(by), by.stride, values, scale, units ? units->data() : nullptr, from.width,
+                                b.n, stores ? b.data<int16_t>(words) : nullptr, stores ? words.stride : 0,
+                                stores_bytes ? b.data<uint8_t>(coarse) : nullptr, stores_bytes ? coarse.stride : 0);
         });
         kept_.push_back(std::move(curve));
     }
@@ -48,7 +48,7 @@ class FieldSteps : public TransformerSteps {
         require(a.width == c.width, "code_product");
         const auto *kernels = &kernels_;
         add({whole(a), whole(c)}, {whole(to)}, std::nullopt, [=](const Block &b) {
-            kernels->code_product(b.at<float>(a), a.stride, b.at<int16_t>(c), c.stride, a.width, scale, b.n, b.at<float>(to), to.stride);
+            kernels->code_product(b.data<float>(a), a.stride, b.data<int16_t>(c), c.stride, a.width, scale, b.n, b.data<float>(to), to.stride);
         });
     }
 
@@ -67,16 +67,16 @@ class FieldSteps : public TransformerSteps {
         require(positions || from.width == fields * inputs, name);
         struct Kept {
             FieldAttention attention{};
-            std::vector<int32_t> at;
+            std::vector<int32_t> begins;
             Buffer<int32_t> weight;
             Buffer<float> scale, bias;
         };
         auto step = std::make_shared<Kept>();
         std::vector<Span> reads;
         if (positions) {
-            step->at = vectors(*positions, inputs, from, name);
-            require(static_cast<int64_t>(step->at.size()) == fields, name);
-            for (const int32_t each : step->at) reads.push_back({from, each, inputs});
+            step->begins = vectors(*positions, inputs, from, name);
+            require(static_cast<int64_t>(step->begins.size()) == fields, name);
+            for (const int32_t begin : step->begins) reads.push_back({from, begin, inputs});
         } else {
             reads.push_back(whole(from));
         }
@@ -89,11 +89,11 @@ class FieldSteps : public TransformerSteps {
                 step->weight.data()[o * pairs + p] = static_cast<int32_t>(low | uint32_t{high} << 16);
             }
         const float most = static_cast<float>(std::min<int64_t>(32767, kWeights / fields));
-        step->attention = {fields, inputs, heads, size, outputs, positions ? step->at.data() : nullptr, step->weight.data(),
+        step->attention = {fields, inputs, heads, size, outputs, positions ? step->begins.data() : nullptr, step->weight.data(),
                            step->scale.data(), step->bias.data(), score, most, value, relu};
         const auto *kernels = &kernels_;
         add(reads, {whole(to)}, std::nullopt, [=](const Block &block) {
-            kernels->field_attention(step->attention, block.at<int16_t>(from), from.stride, block.n, block.at<int16_t>(to), to.stride);
+            kernels->field_attention(step->attention, block.data<int16_t>(from), from.stride, block.n, block.data<int16_t>(to), to.stride);
         });
     }
 

@@ -26,7 +26,7 @@ class SequenceProgram : public Program {
         const auto *kernels = isa_.sequences;
         add({whole(from)}, {whole(to)}, std::nullopt, [=](const Block &b) {
             (void)kept;
-            kernels->activate(unit, b.at<float>(from), from.stride, width, b.n, b.at<float>(to));
+            kernels->activate(unit, b.data<float>(from), from.stride, width, b.n, b.data<float>(to));
         });
     }
 
@@ -75,10 +75,10 @@ class SequenceProgram : public Program {
         } else {
             add({}, {whole(to)}, Reach::kSample, [=](const Block &block) {
                 (void)words, (void)floats;
-                kernels->attend(t, block.ids, stride, block.n, block.at<float>(to), to.stride);
+                kernels->attend(t, block.ids, stride, block.n, block.data<float>(to), to.stride);
             });
         }
-        for (Array *each : {&items, &codes, &keys, &queries}) kept_.push_back(std::move(*each));
+        for (Array *array : {&items, &codes, &keys, &queries}) kept_.push_back(std::move(*array));
     }
 
     // The same from the scores of all pairs, [rows, rows].
@@ -98,7 +98,7 @@ class SequenceProgram : public Program {
         const auto *kernels = isa_.sequences;
         const int64_t stride = columns();
         add({}, {whole(to)}, Reach::kSample,
-            [=](const Block &block) { kernels->attend(t, block.ids, stride, block.n, block.at<float>(to), to.stride); });
+            [=](const Block &block) { kernels->attend(t, block.ids, stride, block.n, block.data<float>(to), to.stride); });
         kept_.push_back(std::move(items)), kept_.push_back(std::move(scores));
     }
 
@@ -106,7 +106,7 @@ class SequenceProgram : public Program {
     // Whether these columns of the ids choose among `height` rows.
     bool reads_rows(int64_t first, int64_t count, int64_t height) const {
         if (first < 0 || count < 1 || first + count > columns()) return false;
-        return std::all_of(rows_.begin() + first, rows_.begin() + first + count, [&](int32_t each) { return each >= 1 && each <= height; });
+        return std::all_of(rows_.begin() + first, rows_.begin() + first + count, [&](int32_t row_count) { return row_count >= 1 && row_count <= height; });
     }
 
     // The table of time gaps, which `count` columns of the ids from `begin` on select, `width` columns; null for begin -1 and no table.
@@ -157,7 +157,7 @@ class SequenceProgram : public Program {
                 const float *own = b.items->scores(step) + items[p] * all;
                 for (int64_t s = 0; s < b.n; ++s) scores.data()[s * places + static_cast<int64_t>(p)] = own[b.places[s]];
             }
-            kernels->attend_scores(t, items.data(), gaps.data(), static_cast<int64_t>(items.size()), scores.data(), places, b.n, b.at<float>(to),
+            kernels->attend_scores(t, items.data(), gaps.data(), static_cast<int64_t>(items.size()), scores.data(), places, b.n, b.data<float>(to),
                                    to.stride);
         });
     }
@@ -167,37 +167,37 @@ class SequenceProgram : public Program {
     static const int32_t *word_pairs(const int16_t *weight, int64_t inputs, int64_t outputs, std::vector<Buffer<int32_t>> &kept) {
         const int64_t pairs = round_up(round_up(inputs, 2) / 2, 2), groups = round_up(outputs, 4) / 4;
         Buffer<int32_t> made(groups * pairs * 4);
-        const auto at = [&](int64_t k, int64_t j) { return k < inputs && j < outputs ? static_cast<uint16_t>(weight[k * outputs + j]) : uint16_t{0}; };
+        const auto weight_at = [&](int64_t k, int64_t j) { return k < inputs && j < outputs ? static_cast<uint16_t>(weight[k * outputs + j]) : uint16_t{0}; };
         for (int64_t g = 0; g < groups; ++g)
             for (int64_t k = 0; k < pairs; ++k)
                 for (int64_t j = 4 * g; j < 4 * g + 4; ++j)
-                    made.data()[(g * pairs + k) * 4 + j % 4] = static_cast<int32_t>(at(2 * k, j) | static_cast<uint32_t>(at(2 * k + 1, j)) << 16);
+                    made.data()[(g * pairs + k) * 4 + j % 4] = static_cast<int32_t>(weight_at(2 * k, j) | static_cast<uint32_t>(weight_at(2 * k + 1, j)) << 16);
         kept.push_back(std::move(made));
         return kept.back().data();
     }
 
     // (scale, shift, coefficients) of `units`, filled up with zeros to whole fours.
     static Curves curves(const std::vector<Array> &arrays, int64_t units, std::vector<Buffer<float>> &kept) {
-        const float *found[3];
+        const float *pointers[3];
         for (size_t i = 0; i < 3; ++i) {
             const auto *values = data_of<float>(arrays[i], "curves", i < 2 ? 1 : 3);
-            const int64_t each = i < 2 ? 1 : 3 * kSegments;
+            const int64_t unit_values = i < 2 ? 1 : 3 * kSegments;
             bool fits = static_cast<int64_t>(arrays[i].shape(0)) == units;
             if (i == 2) fits &= arrays[i].shape(1) == 3 && static_cast<int64_t>(arrays[i].shape(2)) == kSegments;
             require(fits, "target_attention");
-            Buffer<float> made(round_up(units, 4) * each);
-            std::fill_n(made.data(), round_up(units, 4) * each, 0.0f), std::copy_n(values, units * each, made.data());
+            Buffer<float> made(round_up(units, 4) * unit_values);
+            std::fill_n(made.data(), round_up(units, 4) * unit_values, 0.0f), std::copy_n(values, units * unit_values, made.data());
             kept.push_back(std::move(made));
-            found[i] = kept.back().data();
+            pointers[i] = kept.back().data();
         }
-        return {found[0], found[1], found[2]};
+        return {pointers[0], pointers[1], pointers[2]};
     }
 
     // An activation whose arrays are filled up with zeros to `width`.
     static Unit activation(const Array &scale, const Array &shift, const Array &rise, const Array &slope, int64_t width,
                            std::vector<Buffer<float>> &kept, const char *step) {
         const Array *arrays[] = {&scale, &shift, &rise, &slope};
-        const float *found[4];
+        const float *pointers[4];
         const bool plain = scale.shape(0) == 0;
         for (int i = 0; i < 4; ++i) {
             const auto *values = data_of<float>(*arrays[i], "activation", 1);
@@ -206,9 +206,9 @@ class SequenceProgram : public Program {
             Buffer<float> made(width);
             std::fill_n(made.data(), width, 0.0f), std::copy_n(values, count, made.data());
             kept.push_back(std::move(made));
-            found[i] = kept.back().data();
+            pointers[i] = kept.back().data();
         }
-        return {plain ? nullptr : found[0], found[1], found[2], found[3], 0, 0};
+        return {plain ? nullptr : pointers[0], pointers[1], pointers[2], pointers[3], 0, 0};
     }
 };
 

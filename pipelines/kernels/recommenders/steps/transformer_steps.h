@@ -24,7 +24,7 @@ class TransformerSteps : public SequenceProgram {
         const int64_t stride = columns();
         add({}, {whole(to)}, reach_of(reach_ids_, column, 1), [=](const Block &b) {
             for (int64_t s = 0; s < b.n; ++s)
-                std::copy_n(values + b.ids[s * stride + column] * to.width, to.width, b.at<float>(to) + s * to.stride);
+                std::copy_n(values + b.ids[s * stride + column] * to.width, to.width, b.data<float>(to) + s * to.stride);
         });
         kept_.push_back(std::move(table));
     }
@@ -70,22 +70,22 @@ class TransformerSteps : public SequenceProgram {
             for (int64_t s = 0; s < b.n; ++s)
                 kernels->add(t->items + b.ids[s * t->ids + t->column] * t->room, t->position, t->room, x + s * t->stride);
             kernels->layer(t->layers[0], x, t->stride, n, nullptr, y, t->stride);
-            int64_t known = 0;
-            if (shared && !b.first) std::memcpy(&known, history + t->history_size(), sizeof known);
+            int64_t item_count = 0;
+            if (shared && !b.first) std::memcpy(&item_count, history + t->history_size(), sizeof item_count);
             for (int64_t s = 0; s < b.n; ++s) {
-                if (!shared || (b.first && s == 0)) known = t->place(*kernels, b.ids + s * t->ids, history);
-                t->place_target(*kernels, b.ids[s * t->ids + t->column], known, history);
-                kernels->attend_heads(y + s * t->stride, t->keys(history), t->values(history), known, t->heads, t->size / t->heads, scores,
+                if (!shared || (b.first && s == 0)) item_count = t->place(*kernels, b.ids + s * t->ids, history);
+                t->place_target(*kernels, b.ids[s * t->ids + t->column], item_count, history);
+                kernels->attend_heads(y + s * t->stride, t->keys(history), t->values(history), item_count, t->heads, t->size / t->heads, scores,
                                       z + s * t->stride);
             }
-            if (shared && b.first) std::memcpy(history + t->history_size(), &known, sizeof known);
+            if (shared && b.first) std::memcpy(history + t->history_size(), &item_count, sizeof item_count);
             kernels->layer(t->layers[1], z, t->stride, n, x, y, t->stride);
             const Rows normed{x, nullptr, nullptr, t->stride};
             row_kernels->layer_norm(t->norms[0], y, t->stride, normed, n);
             kernels->layer(t->layers[2], x, t->stride, n, nullptr, z, t->stride);
             kernels->activate(t->slope, z, t->stride, t->layers[2].outputs, n, z);
             kernels->layer(t->layers[3], z, t->stride, n, x, y, t->stride);
-            row_kernels->layer_norm(t->norms[1], y, t->stride, {b.at<float>(to), nullptr, nullptr, to.stride}, b.n);
+            row_kernels->layer_norm(t->norms[1], y, t->stride, {b.data<float>(to), nullptr, nullptr, to.stride}, b.n);
         });
         kept_.push_back(std::move(items)), kept_.push_back(std::move(keys_values));
     }
@@ -122,8 +122,8 @@ class TransformerSteps : public SequenceProgram {
             require(e->layers[i].coarse.inputs() == inputs[i % 5] && e->layers[i].coarse.outputs() == outputs[i % 5], name);
         for (const auto &[number, weight] : fine) {
             require(number >= 0 && number < static_cast<int64_t>(e->layers.size()), name);
-            const auto at = static_cast<size_t>(number);
-            e->layers[at].fine = float_layer(*e, weight, layers[3 * at + 2], inputs[at % 5], outputs[at % 5], name);
+            const auto index = static_cast<size_t>(number);
+            e->layers[index].fine = float_layer(*e, weight, layers[3 * index + 2], inputs[index % 5], outputs[index % 5], name);
         }
         e->any_fine = !fine.empty();
         e->rectified.slope = filled(*e, nullptr, 0, round_up(e->inner, 16));
@@ -133,7 +133,7 @@ class TransformerSteps : public SequenceProgram {
         const Reach reach = gap_begin < 0 ? items_reach : zoo::joined(items_reach, reach_of(reach_ids_, gap_begin, count));
         add({}, {whole(to)}, reach, [=](const Block &b) {
             int64_t s = 0;
-            while (s < b.n) s = e->run(*kernels, *row_kernels, b, s, b.at<float>(to), to.stride);
+            while (s < b.n) s = e->run(*kernels, *row_kernels, b, s, b.data<float>(to), to.stride);
         });
         kept_.push_back(std::move(items));
     }
@@ -160,24 +160,24 @@ class TransformerSteps : public SequenceProgram {
 
         // Keys and values of the items of a sequence, behind those of the target; returns their number with the target.
         int64_t place(const SequenceKernels &kernels, const uint32_t *row, float *history) const {
-            int64_t known = 1;
+            int64_t item_count = 1;
             for (int64_t p = 0; p < count; ++p) {
                 const uint32_t id = row[begin + p];
                 if (id == padding) continue;
-                float *to = history + known++ * 2 * room;
+                float *to = history + item_count++ * 2 * room;
                 kernels.add(keys_values + id * 2 * room, places + (1 + p) * 2 * room, 2 * room, to);
                 if (gaps) kernels.add(to, gaps + row[gap_begin + p] * 2 * room, 2 * room, to);
             }
-            const int64_t whole = round_up(known, 16);
+            const int64_t whole = round_up(item_count, 16);
             std::memset(history, 0, static_cast<size_t>(2 * room) * 4);
-            std::memset(history + known * 2 * room, 0, static_cast<size_t>((whole - known) * 2 * room) * 4);
+            std::memset(history + item_count * 2 * room, 0, static_cast<size_t>((whole - item_count) * 2 * room) * 4);
             kernels.transpose(history, 2 * room, whole, room, whole, keys(history));
             kernels.transpose(history + room, 2 * room, whole, room, whole, values(history));
-            return known;
+            return item_count;
         }
 
-        void place_target(const SequenceKernels &kernels, uint32_t id, int64_t known, float *history) const {
-            const int64_t whole = round_up(known, 16);
+        void place_target(const SequenceKernels &kernels, uint32_t id, int64_t item_count, float *history) const {
+            const int64_t whole = round_up(item_count, 16);
             kernels.add(keys_values + id * 2 * room, places, 2 * room, history);
             float *key = keys(history), *value = values(history);
             for (int64_t j = 0; j < size; ++j) key[j * whole] = history[j], value[j * whole] = history[room + j];
@@ -287,14 +287,14 @@ class TransformerSteps : public SequenceProgram {
                 apply(sequences, layer[1], y, n, false, nullptr, keys_values, stride);
                 for (int64_t i = 0; i < sequences_count; ++i) {
                     const int64_t from = work.first[static_cast<size_t>(i)], items_count = work.first[static_cast<size_t>(i) + 1] - from;
-                    const int64_t at = last ? i : from;
+                    const int64_t row = last ? i : from;
                     const float *own = keys_values + from * stride;
                     const int64_t whole = items_count / 4 * 4, padded = round_up(items_count, 16);
                     sequences.transpose(own, stride, whole, width, padded, work.keys.data());
                     for (int64_t r = whole; r < items_count; ++r)
                         for (int64_t j = 0; j < width; ++j) work.keys[j * padded + r] = own[r * stride + j];
                     const KeysValues<float> kv{work.keys.data(), own + width, items_count, stride, width / heads};
-                    kernels.causal_attention(query + at * all, all, last ? 1 : items_count, kv, heads, width / heads, attended.values + at * all, all);
+                    kernels.causal_attention(query + row * all, all, last ? 1 : items_count, kv, heads, width / heads, attended.values + row * all, all);
                 }
                 if (all > width)
                     for (int64_t i = 0; i < query_count; ++i) std::fill(attended.values + i * all + width, attended.values + (i + 1) * all, 0.0f);

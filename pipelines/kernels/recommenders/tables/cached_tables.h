@@ -35,9 +35,9 @@ class CachedTables {
 
     // The rows of the table at this address that these columns choose; null for a table in memory.
     const Rows *add(const void *table, int64_t stride, int64_t column, int64_t count) {
-        const auto found = tables_.find(reinterpret_cast<uintptr_t>(table));
-        if (found == tables_.end()) return nullptr;
-        const auto [offset, bytes] = found->second;
+        const auto entry = tables_.find(reinterpret_cast<uintptr_t>(table));
+        if (entry == tables_.end()) return nullptr;
+        const auto [offset, bytes] = entry->second;
         const int64_t most = kPart * count;
         rows_.push_back(std::unique_ptr<Rows>(new Rows{{file_, offset, stride, bytes, most}, column, count, Buffer<uint32_t>(most + kRowsAhead)}));
         return rows_.back().get();
@@ -46,14 +46,14 @@ class CachedTables {
     // Brings the rows of the ids [n, columns] of at most kPart samples into memory.
     void look_up(const uint32_t *ids, int64_t columns, int64_t n) const {
         try {
-            for (const auto &each : rows_) {
-                each->cache.begin();
-                each->cache.look_up(ids + each->column, n, columns, each->count, each->places.data());
-                std::fill_n(each->places.data() + n * each->count, kRowsAhead, each->places[n * each->count - 1]);
+            for (const auto &table_rows : rows_) {
+                table_rows->cache.begin();
+                table_rows->cache.look_up(ids + table_rows->column, n, columns, table_rows->count, table_rows->places.data());
+                std::fill_n(table_rows->places.data() + n * table_rows->count, kRowsAhead, table_rows->places[n * table_rows->count - 1]);
             }
             file_->wait();
         } catch (...) {
-            for (const auto &each : rows_) each->cache.clear();
+            for (const auto &table_rows : rows_) table_rows->cache.clear();
             throw;
         }
     }
@@ -66,7 +66,7 @@ class CachedTables {
     // (looked up, read from the file): rows so far.
     std::pair<int64_t, int64_t> rows() const {
         std::pair<int64_t, int64_t> counts;
-        for (const auto &each : rows_) counts.first += each->cache.looked_up(), counts.second += each->cache.missed();
+        for (const auto &table_rows : rows_) counts.first += table_rows->cache.looked_up(), counts.second += table_rows->cache.missed();
         return counts;
     }
 

@@ -41,13 +41,13 @@ class DirectReads {
             memory_.reserve(kDepth * length + kPage), request_bytes_ = length;
         }
         while (free_.empty()) submit(), complete(1);
-        const int64_t at = free_.back();
+        const int64_t slot = free_.back();
         free_.pop_back();
-        requests_[static_cast<size_t>(at)] = {to, offset - first, bytes, length, offset};
-        iocb &control = controls_[static_cast<size_t>(at)];
+        requests_[static_cast<size_t>(slot)] = {to, offset - first, bytes, length, offset};
+        iocb &control = controls_[static_cast<size_t>(slot)];
         control = {};
-        control.aio_data = static_cast<uint64_t>(at), control.aio_lio_opcode = IOCB_CMD_PREAD, control.aio_fildes = static_cast<uint32_t>(file_);
-        control.aio_buf = reinterpret_cast<uint64_t>(buffer(at)), control.aio_nbytes = static_cast<uint64_t>(length), control.aio_offset = first;
+        control.aio_data = static_cast<uint64_t>(slot), control.aio_lio_opcode = IOCB_CMD_PREAD, control.aio_fildes = static_cast<uint32_t>(file_);
+        control.aio_buf = reinterpret_cast<uint64_t>(buffer(slot)), control.aio_nbytes = static_cast<uint64_t>(length), control.aio_offset = first;
         queued_.push_back(&control);
         if (queued_.size() == kGroup) submit();
     }
@@ -66,8 +66,8 @@ class DirectReads {
         int64_t shift, bytes, length, offset;
     };
 
-    uint8_t *buffer(int64_t at) const {
-        return reinterpret_cast<uint8_t *>(round_up(reinterpret_cast<int64_t>(memory_.data()), kPage)) + at * request_bytes_;
+    uint8_t *buffer(int64_t slot) const {
+        return reinterpret_cast<uint8_t *>(round_up(reinterpret_cast<int64_t>(memory_.data()), kPage)) + slot * request_bytes_;
     }
 
     // A forked process has a context of its own: that of its parent is not there.

@@ -61,11 +61,11 @@ class RowCache {
         Set &set = tags_[number];
         const uint32_t tag = id + 1;
         ++looked_up_;
-        uint32_t found = 0;
-        for (int64_t w = 0; w < kWays; ++w) found |= static_cast<uint32_t>(set.tags[w] == tag) << w;
+        uint32_t matches = 0;
+        for (int64_t w = 0; w < kWays; ++w) matches |= static_cast<uint32_t>(set.tags[w] == tag) << w;
         int64_t way;
-        if (found) {
-            way = __builtin_ctz(found);
+        if (matches) {
+            way = __builtin_ctz(matches);
             uint8_t &uses = set.uses[way];
             if ((uses & kUses) == kUses) halve(set);
             ++uses;

@@ -27,7 +27,7 @@ inline void fetch_first(const QuantizedRows &r, const uint32_t *rows, int64_t co
     if (!r.far) return;
     for (int64_t i = 0; i < std::min(kRowsAhead, count); ++i) {
         const uint8_t *row = r.table + rows[i] * r.stride;
-        for (int64_t at = 0; at < r.stride - 1; at += 64) __builtin_prefetch(row + at, 0, 2);
+        for (int64_t offset = 0; offset < r.stride - 1; offset += 64) __builtin_prefetch(row + offset, 0, 2);
         __builtin_prefetch(row + r.stride - 1, 0, 2);
     }
 }

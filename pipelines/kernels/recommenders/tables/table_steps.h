@@ -44,7 +44,7 @@ class TableSteps : public FieldSteps {
                 const float scaled = b.means[s * means + mean] * factor;
                 factors[s] = scaled - scaled == 0 ? scaled : 0;  // infinite, or NaN
             }
-            kernels->pool_codes(r, rows, mean < 0 ? nullptr : factors, b.n, b.at<int16_t>(to) + position, to.stride);
+            kernels->pool_codes(r, rows, mean < 0 ? nullptr : factors, b.n, b.data<int16_t>(to) + position, to.stride);
         });
         kept_.push_back(std::move(table));
     }
@@ -54,7 +54,7 @@ class TableSteps : public FieldSteps {
         require(first >= 0 && position >= 0 && width >= 1 && first + width <= from.width && position + width <= to.width, "code_bytes");
         const auto *kernels = &kernels_;
         add_columns({from, first, width}, {to, position, width}, [=](const Block &b, int64_t begin, int64_t count) {
-            kernels->code_bytes(b.at<int16_t>(from) + first + begin, from.stride, count, b.n, b.at<uint8_t>(to) + position + begin, to.stride);
+            kernels->code_bytes(b.data<int16_t>(from) + first + begin, from.stride, count, b.n, b.data<uint8_t>(to) + position + begin, to.stride);
         });
     }
 
@@ -64,7 +64,8 @@ class TableSteps : public FieldSteps {
         const auto factors = padded(factor, to.width, "column_bytes");
         const auto *kernels = &kernels_;
         add_columns({from, first, to.width}, whole(to), [=](const Block &b, int64_t begin, int64_t count) {
-            kernels->column_bytes(b.at<int16_t>(from) + first + begin, from.stride, factors->data() + begin, count, b.n, b.at<uint8_t>(to) + begin, to.stride);
+            kernels->column_bytes(b.data<int16_t>(from) + first + begin, from.stride, factors->data() + begin, count, b.n,
+                                  b.data<uint8_t>(to) + begin, to.stride);
         });
     }
 
@@ -74,9 +75,9 @@ class TableSteps : public FieldSteps {
     // [begin, end) of the columns, in whole groups: those before and behind are the same in all samples of a call. All columns where none differs.
     std::pair<int64_t, int64_t> differing(const Span &span) const {
         int64_t begin = span.width, end = 0;
-        for (int64_t at = 0; at < span.width; at += kGroup)
-            if (const int64_t count = std::min(kGroup, span.width - at); reach_of(Span{span.slot, span.first + at, count}) != Reach::kCall)
-                begin = std::min(begin, at), end = at + count;
+        for (int64_t column = 0; column < span.width; column += kGroup)
+            if (const int64_t count = std::min(kGroup, span.width - column); reach_of(Span{span.slot, span.first + column, count}) != Reach::kCall)
+                begin = std::min(begin, column), end = column + count;
         return begin < end ? std::pair(begin, end) : std::pair(int64_t{0}, span.width);
     }
 
@@ -107,7 +108,7 @@ class TableSteps : public FieldSteps {
         const auto *kernels = &kernels_;
         const int64_t columns = this->columns();
         add({}, {{to, position, width}}, reach_ids_[static_cast<size_t>(column)], [=](const Block &b) {
-            kernels->gather_bytes(data, stride, width, b.ids + column, columns, b.n, b.at<uint8_t>(to) + position, to.stride);
+            kernels->gather_bytes(data, stride, width, b.ids + column, columns, b.n, b.data<uint8_t>(to) + position, to.stride);
         });
         kept_.push_back(std::move(table));
     }

@@ -105,9 +105,9 @@ void Decoder::fill_cross_kv(Workspace &work, const std::vector<Sentence *> &sent
 }
 
 Float16 *Decoder::cached_key_value(const Workspace &work, const Sentence &sentence, int64_t layer, int64_t position, int64_t slot) const {
-    const auto at = static_cast<size_t>(layer);
-    const int64_t size = kv_offsets_[at + 1] - kv_offsets_[at];
-    return sentence.pages[static_cast<size_t>(position / kPage)] + kv_offsets_[at] * kPage * work.beam +
+    const auto index = static_cast<size_t>(layer);
+    const int64_t size = kv_offsets_[index + 1] - kv_offsets_[index];
+    return sentence.pages[static_cast<size_t>(position / kPage)] + kv_offsets_[index] * kPage * work.beam +
            (position % kPage * work.beam + slot) * size;
 }
 
@@ -192,10 +192,10 @@ void Decoder::run_beams(Workspace &work, const Operation &operation, const Rows 
 }
 
 size_t Decoder::cross_attention_at(int64_t layer) const {
-    const auto at = std::find_if(operations_.begin(), operations_.end(), [&](const Operation &operation) {
+    const auto match = std::find_if(operations_.begin(), operations_.end(), [&](const Operation &operation) {
         return operation.kind == Kind::kCrossAttention && operation.layer == layer;
     });
-    return static_cast<size_t>(at - operations_.begin());
+    return static_cast<size_t>(match - operations_.begin());
 }
 
 int64_t Decoder::heads(int64_t layer) const { return operations_[cross_attention_at(layer)].heads; }
@@ -211,7 +211,7 @@ void Decoder::attend(Workspace &work, const std::vector<Beam> &beams, int64_t la
         for (int64_t i = 0; i < n;) {  // the rows of a sentence follow one another; its values are columns of the identity
             const Sentence &sentence = *beams[static_cast<size_t>(i)].sentence;
             const int64_t count = sentence.source_length, size = operation.size, rows = sentence.rows(), room = round_up(count, 16);
-            std::vector<float> found(static_cast<size_t>(rows * size));
+            std::vector<float> values(static_cast<size_t>(rows * size));
             for (int64_t first = 0; first < count; first += size) {
                 const int64_t columns = std::min(size, count - first);
                 std::vector<Float16> identity(static_cast<size_t>(count * size));
@@ -219,12 +219,12 @@ void Decoder::attend(Workspace &work, const std::vector<Beam> &beams, int64_t la
                 for (const int64_t head : heads) {
                     const Float16 *keys = sentence.cross_kv[static_cast<size_t>(layer)].data() + head * size * room;
                     isa_.rows->attention_float16(in.values + i * in.stride + head * size, in.stride, rows, {keys, identity.data(), count, size, 0}, 1,
-                                                 size, found.data(), size);
+                                                 size, values.data(), size);
                     for (int64_t r = 0; r < rows; ++r) {
                         float *to = row(beams[static_cast<size_t>(i + r)]) + first;
                         for (int64_t column = 0; column < columns; ++column)
                             to[column] = (head == heads.front() ? 0.0f : to[column]) +
-                                         found[static_cast<size_t>(r * size + column)] / static_cast<float>(heads.size());
+                                         values[static_cast<size_t>(r * size + column)] / static_cast<float>(heads.size());
                     }
                 }
             }
@@ -262,11 +262,11 @@ void Decoder::step(Workspace &work, const std::vector<Beam> &beams) const {
             for (int64_t r = first; r < first + count; ++r) {
                 auto &columns = work.taken_columns[static_cast<size_t>(r)];
                 columns.clear();
-                for (TokenRule &each : work.taken[static_cast<size_t>(r)]) {
+                for (TokenRule &rule : work.taken[static_cast<size_t>(r)]) {
                     if (!words) {
-                        columns.push_back({each.token, &each.logit});
-                    } else if (const auto at = std::lower_bound(words->begin(), words->end(), each.token); at != words->end() && *at == each.token) {
-                        columns.push_back({static_cast<int32_t>(at - words->begin()), &each.logit});
+                        columns.push_back({rule.token, &rule.logit});
+                    } else if (const auto word = std::lower_bound(words->begin(), words->end(), rule.token); word != words->end() && *word == rule.token) {
+                        columns.push_back({static_cast<int32_t>(word - words->begin()), &rule.logit});
                     }
                 }
             }
@@ -281,8 +281,8 @@ void Decoder::step(Workspace &work, const std::vector<Beam> &beams) const {
             if (!sentence.words.empty())
                 sentence.words_layer->add_top_k(from(i), sentence.rows(), work.logits.data(), shared, top(i),
                                                 taken(i, sentence.rows(), &sentence.words));
-            for (int64_t at = i * k; at < (i + sentence.rows()) * k; ++at) {
-                int32_t &token = work.top_tokens[at];
+            for (int64_t place = i * k; place < (i + sentence.rows()) * k; ++place) {
+                int32_t &token = work.top_tokens[place];
                 if (token < 0) continue;  // of logits that are no numbers
                 token = token < shared ? shared_words_[static_cast<size_t>(token)] : sentence.words[static_cast<size_t>(token - shared)];
             }

@@ -129,11 +129,11 @@ void Encoder::attend(Encoding &work, const Operation &operation, const Rows &in,
         }
         return isa_.rows->quantized_attention(part, work.keys.data(), stride, n, keys, out.values + first * size, out.stride);
     }
-    const int64_t at = begin * operation.size, width = heads * operation.size;
+    const int64_t column = begin * operation.size, width = heads * operation.size;
     work.keys.reserve(width * round_up(keys, 16));
-    transpose(in.values + operation.width + at, in.stride, keys, width, work.keys.data());
-    const KeysValues<float> kv{work.keys.data(), in.values + 2 * operation.width + at, keys, in.stride, operation.size};
-    isa_.rows->attention(in.values + at, in.stride, n, kv, heads, operation.size, out.values + at, out.stride);
+    transpose(in.values + operation.width + column, in.stride, keys, width, work.keys.data());
+    const KeysValues<float> kv{work.keys.data(), in.values + 2 * operation.width + column, keys, in.stride, operation.size};
+    isa_.rows->attention(in.values + column, in.stride, n, kv, heads, operation.size, out.values + column, out.stride);
 }
 
 Rows Encoder::encode(Encoding &work, const int32_t *tokens, const int64_t *first, int64_t count, const int32_t *types, int64_t longest,
@@ -153,8 +153,8 @@ Rows Encoder::encode(Encoding &work, const int32_t *tokens, const int64_t *first
         }
     };
     run(0, tail_, work.registers, n, compute);
-    for (size_t each = 0; picked != Picked::kAll && each < carried_.size(); ++each) {
-        const Rows rows = work.registers[static_cast<size_t>(carried_[each])].rows();
+    for (size_t carried = 0; picked != Picked::kAll && carried < carried_.size(); ++carried) {
+        const Rows rows = work.registers[static_cast<size_t>(carried_[carried])].rows();
         for (int64_t i = 0; i < count; ++i) {
             const int64_t row = (picked == Picked::kFirst ? first[i] : first[i + 1] - 1) - first[0];
             std::memmove(rows.values + i * rows.stride, rows.values + row * rows.stride, static_cast<size_t>(rows.stride) * sizeof(float));
@@ -186,7 +186,7 @@ Rows Encoder::encode_together(const std::vector<std::unique_ptr<Encoding>> &work
         std::vector<Rows> views;
         for (size_t i = 0; i < register_widths_.size(); ++i) views.push_back((is_own(i) ? work : *works[0]).registers[i].rows());
         size_t over = 0;
-        const auto before = [&](int64_t each) { return parts[static_cast<size_t>(each)].before; };
+        const auto before = [&](int64_t index) { return parts[static_cast<size_t>(index)].before; };
         for (int64_t piece; (piece = pieces.take(before)) >= 0;) {
             const Pieces::Taken taken(pieces);
             run_share(parts[static_cast<size_t>(piece)], views, over,

@@ -134,10 +134,11 @@ void RowLinear::add_top_k(const Rows &in, int64_t n, float *panel, int64_t first
     for (int64_t begin = 0; begin < outputs_; begin += kPanel) {
         this->panel(in, n, begin, panel);
         for (int64_t r = 0; taken && r < n; ++r) {
-            const auto before = [](const Taken &each, int64_t column) { return each.column < column; };
-            for (auto at = std::lower_bound(taken[r].begin(), taken[r].end(), begin, before); at != taken[r].end() && at->column < begin + kPanel; ++at) {
-                float &logit = panel[r * kPanel + at->column - begin];
-                *at->logit = logit, logit = kTaken;
+            const auto before = [](const Taken &entry, int64_t column) { return entry.column < column; };
+            for (auto entry = std::lower_bound(taken[r].begin(), taken[r].end(), begin, before);
+                 entry != taken[r].end() && entry->column < begin + kPanel; ++entry) {
+                float &logit = panel[r * kPanel + entry->column - begin];
+                *entry->logit = logit, logit = kTaken;
             }
         }
         isa_.rows->top_k(panel, kPanel, first + begin, std::min(kPanel, outputs_ - begin), top, n);
@@ -178,13 +179,13 @@ Layers::Operation &Layers::append(Kind kind, int64_t in, int64_t out, int64_t wi
     if (out < 0 || out >= kMaxRegisters) refuse("step", "there is no register " + text(out));
     if (out == in) refuse("step", "reads and writes register " + text(out));
     if (width < 1 || width > 3 * kMaxWidth) refuse("step", "a width of " + text(width));
-    const auto at = static_cast<size_t>(out);
-    if (at >= register_values_.size()) register_values_.resize(at + 1), register_widths_.resize(at + 1, 1);
-    register_widths_[at] = std::max(register_widths_[at], width);
+    const auto index = static_cast<size_t>(out);
+    if (index >= register_values_.size()) register_values_.resize(index + 1), register_widths_.resize(index + 1, 1);
+    register_widths_[index] = std::max(register_widths_[index], width);
     Operation operation{};
     operation.kind = kind, operation.in = in, operation.out = out, operation.width = width;
     operations_.push_back(operation);
-    register_values_[at] = {width, nonnegative};
+    register_values_[index] = {width, nonnegative};
     return operations_.back();
 }
 
@@ -354,19 +355,19 @@ void Layers::divide(int64_t rows) {
             if (*read >= 0) *read = now[static_cast<size_t>(*read)];
         int64_t &place = now[static_cast<size_t>(operation.out)];
         place = operation.out = operation.out + (is_short[i] ? count : 0);
-        const auto at = static_cast<size_t>(place);
-        widths[at] = std::max(widths[at], operation.width);
-        if (operation.quantized_output) register_quantizes_[at] = true;
+        const auto index = static_cast<size_t>(place);
+        widths[index] = std::max(widths[index], operation.width);
+        if (operation.quantized_output) register_quantizes_[index] = true;
     }
     register_quantizes_[static_cast<size_t>(last_)] = true;  // a decoder quantizes the result there
     register_widths_ = std::move(widths);
 }
 
 std::vector<Layers::Share> Layers::shares(int64_t n, int64_t threads) const {
-    std::vector<Share> found;
+    std::vector<Share> result;
     const auto add = [&](Share::Of of, size_t first, size_t end, int64_t count, int64_t most) {
-        const auto before = static_cast<int64_t>(found.size());
-        for (int64_t begin = 0; begin < count; begin += most) found.push_back({of, first, end, begin, std::min(most, count - begin), before});
+        const auto before = static_cast<int64_t>(result.size());
+        for (int64_t begin = 0; begin < count; begin += most) result.push_back({of, first, end, begin, std::min(most, count - begin), before});
     };
     const bool divided = block_ != INT64_MAX;  // else an operation may write what one before it still reads in other rows
     const int64_t even = round_up((n - 1) / threads + 1, kTile), rows = divided ? std::min(even, block_) : even;
@@ -383,7 +384,7 @@ std::vector<Layers::Share> Layers::shares(int64_t n, int64_t threads) const {
             if (operation.quantized_output || operation.width % kColumns) add(Share::Of::kResults, first, end, n, rows);
         }
     }
-    return found;
+    return result;
 }
 
 void Layers::complete_rows(const Operation &operation, const Rows &rows, int64_t n) const {

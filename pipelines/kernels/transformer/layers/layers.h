@@ -200,8 +200,8 @@ class Layers {
     template <class Compute>
     void run_share(const Share &share, std::vector<Rows> &views, size_t &over, Compute compute) const;
     // at(index): rows of a register.
-    template <class At, class Compute>
-    void run_operation(const Operation &operation, const At &at, int64_t n, Compute compute) const;
+    template <class RowsOf, class Compute>
+    void run_operation(const Operation &operation, const RowsOf &rows_of, int64_t n, Compute compute) const;
     // The forms in which the result of an embedding or an attention is read.
     void complete_rows(const Operation &operation, const Rows &rows, int64_t n) const;
     // An operation on one row at a time; a row that is read quantized alone is stored nowhere else.
@@ -239,8 +239,8 @@ void Layers::run(size_t from, size_t to, std::vector<Register> &registers, int64
     const int64_t blocks = (n - 1) / block_ + 1, rows = round_up((n - 1) / blocks + 1, kTile);
     const auto run_rows_from = [&](const Operation &operation, int64_t begin, int64_t count) {
         registers[static_cast<size_t>(operation.out)].stride = round_up(operation.width, kColumns);
-        const auto at = [&](int64_t index) { return registers[static_cast<size_t>(index)].rows(index < first_short_ ? begin : 0); };
-        run_operation(operation, at, count, compute);
+        const auto rows_of = [&](int64_t index) { return registers[static_cast<size_t>(index)].rows(index < first_short_ ? begin : 0); };
+        run_operation(operation, rows_of, count, compute);
     };
     for (size_t first = from, end; first < to; first = end) {
         end = first;
@@ -262,21 +262,22 @@ void Layers::run_share(const Share &share, std::vector<Rows> &views, size_t &ove
         const Operation &operation = operations_[i];
         enter(i);
         const int64_t begin = share.of == Share::Of::kHeads ? 0 : share.begin;
-        const auto at = [&](int64_t index) { return rows_from(views[static_cast<size_t>(index)], index < first_short_ ? begin : 0); };
+        const auto rows_of = [&](int64_t index) { return rows_from(views[static_cast<size_t>(index)], index < first_short_ ? begin : 0); };
         if (share.of == Share::Of::kHeads)
-            compute(operation, at(operation.in), at(operation.out), share.begin, share.count);
+            compute(operation, rows_of(operation.in), rows_of(operation.out), share.begin, share.count);
         else if (share.of == Share::Of::kResults)
-            complete_rows(operation, at(operation.out), share.count);
+            complete_rows(operation, rows_of(operation.out), share.count);
         else
-            run_operation(operation, at, share.count, [&](const Operation &each, const Rows &in, const Rows &out) { compute(each, in, out, 0, each.heads); });
+            run_operation(operation, rows_of, share.count,
+                          [&](const Operation &single, const Rows &in, const Rows &out) { compute(single, in, out, 0, single.heads); });
     }
     over = std::max(over, share.end);
 }
 
-template <class At, class Compute>
-void Layers::run_operation(const Operation &operation, const At &at, int64_t n, Compute compute) const {
-    Rows rows = at(operation.out);
-    const Rows in = operation.in < 0 ? Rows{} : at(operation.in), residual = operation.residual < 0 ? Rows{} : at(operation.residual);
+template <class RowsOf, class Compute>
+void Layers::run_operation(const Operation &operation, const RowsOf &rows_of, int64_t n, Compute compute) const {
+    Rows rows = rows_of(operation.out);
+    const Rows in = operation.in < 0 ? Rows{} : rows_of(operation.in), residual = operation.residual < 0 ? Rows{} : rows_of(operation.residual);
     if (operation.kind == Kind::kLayerNorm) {
         if (!operation.float_output) rows.values = nullptr;
         if (!operation.quantized_output) rows.quantized = nullptr;

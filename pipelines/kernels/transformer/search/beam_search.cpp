@@ -112,10 +112,10 @@ void BeamSearch::encode_next() {
         if (work_.free_sentences.empty()) work_.free_sentences.push_back(std::make_unique<Sentence>());
         std::unique_ptr<Sentence> sentence = std::move(work_.free_sentences.back());
         work_.free_sentences.pop_back();
-        const auto at = static_cast<size_t>(index);
-        sentence->index = sources.numbers.empty() ? index : sources.numbers[at];
-        sentence->limit = sources.limits[at], sentence->position = 0, sentence->beams = 1;
-        sentence->source_length = sources.first[at + 1] - sources.first[at];
+        const auto place = static_cast<size_t>(index);
+        sentence->index = sources.numbers.empty() ? index : sources.numbers[place];
+        sentence->limit = sources.limits[place], sentence->position = 0, sentence->beams = 1;
+        sentence->source_length = sources.first[place + 1] - sources.first[place];
         sentence->top_ended = false, sentence->hypotheses.clear();
         const auto room = static_cast<size_t>(sentence->limit * options_.beam);
         sentence->ancestors.assign(room, 0), sentence->next_ancestors.assign(room, 0), sentence->tokens.assign(room, 0);
@@ -124,20 +124,20 @@ void BeamSearch::encode_next() {
         sentence->proposed = 0, sentence->last_row = -1;
         sentence->words.clear(), sentence->shares = false;
         if (!sources.words.empty()) {
-            sentence->words.assign(sources.words.begin() + sources.first_word[at], sources.words.begin() + sources.first_word[at + 1]);
+            sentence->words.assign(sources.words.begin() + sources.first_word[place], sources.words.begin() + sources.first_word[place + 1]);
             decoder_.gather_words(*sentence);
         }
         sentence->scores.assign(1, 0.0);
         sentence->prefix = options_.prefix, sentence->uncounted = 0, sentence->phrases.clear(), sentence->members.clear();
         if (!sources.demands.empty()) {
-            const Demands &demands = sources.demands[at];
+            const Demands &demands = sources.demands[place];
             sentence->prefix.insert(sentence->prefix.end(), demands.prefix.begin(), demands.prefix.end());
             sentence->uncounted = static_cast<int64_t>(demands.prefix.size()), sentence->phrases = demands.phrases;
             sentence->word_marks = demands.word_marks;
         }
         sentence->source_tokens.clear();
         if ((options_.reads_source() || (proposer_ && proposer_->reads_source())) && !sources.tokens.empty())
-            sentence->source_tokens.assign(sources.tokens.begin() + sources.first[at], sources.tokens.begin() + sources.first[at + 1]);
+            sentence->source_tokens.assign(sources.tokens.begin() + sources.first[place], sources.tokens.begin() + sources.first[place + 1]);
         if (options_.sample) sentence->key = sample_key(options_.seed, sentence->source_tokens);
         waiting_.push_back(std::move(sentence));
     }
@@ -172,7 +172,7 @@ Rows BeamSearch::encoder_results(const Sources &sources, int64_t begin, int64_t 
 void BeamSearch::finish(std::unique_ptr<Sentence> sentence) {
     auto &hypotheses = sentence->hypotheses;
     std::stable_sort(hypotheses.begin(), hypotheses.end(), [](const auto &a, const auto &b) { return a.score > b.score; });
-    const auto phrases = [&](const auto &each) { return PhraseState(sentence->phrases, each.tokens, sentence->word_marks.get()).count(); };
+    const auto phrases = [&](const auto &phrase) { return PhraseState(sentence->phrases, phrase.tokens, sentence->word_marks.get()).count(); };
     if (!sentence->phrases.empty())
         std::stable_sort(hypotheses.begin(), hypotheses.end(), [&](const auto &a, const auto &b) { return phrases(a) > phrases(b); });
     if (static_cast<int64_t>(hypotheses.size()) > options_.n_best) hypotheses.resize(static_cast<size_t>(options_.n_best));
@@ -212,15 +212,15 @@ void BeamSearch::rank(int64_t slot, int64_t row) {
     std::vector<Continuation> &ranked = ranked_[static_cast<size_t>(slot)];
     const std::vector<TokenRule> &taken = work_.taken[static_cast<size_t>(row)];
     double norm = work_.log_sum_exp[row];
-    for (const TokenRule &each : taken)
-        if (each.logit != -INFINITY) norm = log_add(norm, static_cast<double>(each.logit));
+    for (const TokenRule &rule : taken)
+        if (rule.logit != -INFINITY) norm = log_add(norm, static_cast<double>(rule.logit));
     if (!std::isfinite(norm)) throw std::runtime_error("the model computes NaN or infinite logits; check its weights");
     const double base = options_.beam > 1 && !options_.sample ? norm : 0.0;
     double total = options_.renormalize ? work_.log_sum_exp[row] - base : norm - base;
     ranked.clear();
-    for (int64_t at = row * work_.top_k; at < (row + 1) * work_.top_k; ++at)
-        if (work_.top_tokens[at] >= 0 && work_.top_values[at] > kTaken)
-            ranked.push_back({static_cast<double>(work_.top_values[at]) - base, work_.top_tokens[at]});
+    for (int64_t place = row * work_.top_k; place < (row + 1) * work_.top_k; ++place)
+        if (work_.top_tokens[place] >= 0 && work_.top_values[place] > kTaken)
+            ranked.push_back({static_cast<double>(work_.top_values[place]) - base, work_.top_tokens[place]});
     const size_t unchanged = ranked.size();
     for (const TokenRule &rule : taken) {
         if (rule.banned || rule.logit == -INFINITY) continue;
@@ -230,7 +230,7 @@ void BeamSearch::rank(int64_t slot, int64_t row) {
     }
     if (ranked.size() > unchanged)
         std::sort(ranked.begin(), ranked.end(), [](const auto &a, const auto &b) { return a.score > b.score || (a.score == b.score && a.token < b.token); });
-    for (Continuation &each : ranked) each.score -= total;
+    for (Continuation &continuation : ranked) continuation.score -= total;
 }
 
 // Merges the likeliest continuations of a sentence's beams, whose rows begin at `row`, to 2 * beam candidates; ties: the first beam,
@@ -278,26 +278,26 @@ void BeamSearch::choose_constrained(const Sentence &sentence) {
         if (before.is_open()) wanted.insert(std::upper_bound(wanted.begin(), wanted.end(), end), end);
         tokens.push_back(0);
         int64_t others = 0;
-        for (const Continuation &each : ranked_[static_cast<size_t>(slot)]) {
-            if (!std::binary_search(wanted.begin(), wanted.end(), each.token) && others++ >= 2 * options_.beam) continue;
-            tokens.back() = each.token;
+        for (const Continuation &continuation : ranked_[static_cast<size_t>(slot)]) {
+            if (!std::binary_search(wanted.begin(), wanted.end(), continuation.token) && others++ >= 2 * options_.beam) continue;
+            tokens.back() = continuation.token;
             const PhraseState state(sentence.phrases, tokens, marks);
-            all.push_back({{sentence.scores[static_cast<size_t>(slot)] + each.score, slot, each.token}, state.bank(), state.complete()});
+            all.push_back({{sentence.scores[static_cast<size_t>(slot)] + continuation.score, slot, continuation.token}, state.bank(), state.complete()});
         }
     }
     std::sort(all.begin(), all.end());
     std::vector<Constrained> running;
     int64_t complete = 0;
-    for (const Constrained &each : all) {
-        complete += each.complete;
-        if (each.token != options_.end) {
-            running.push_back(each);
-        } else if (each.complete && complete <= options_.beam) {
-            candidates_.push_back(each);
+    for (const Constrained &candidate : all) {
+        complete += candidate.complete;
+        if (candidate.token != options_.end) {
+            running.push_back(candidate);
+        } else if (candidate.complete && complete <= options_.beam) {
+            candidates_.push_back(candidate);
         }
     }
     std::vector<int64_t> banks;
-    for (const Constrained &each : running) banks.push_back(each.bank);
+    for (const Constrained &candidate : running) banks.push_back(candidate.bank);
     complete_ = -INFINITY;
     for (const size_t place : allocate(banks, options_.beam)) {
         candidates_.push_back(running[place]);
@@ -335,19 +335,19 @@ bool BeamSearch::advance(Sentence &sentence, int64_t row) {
 
 // Whether a beam has the translations that it found after `length` tokens, by the toolkit's rules; see `TERMINATION` in
 // zoo/translation/search/beam_search.py.
-bool BeamSearch::is_done(const Sentence &sentence, const Hypotheses &found, int64_t beam, int64_t length) const {
-    const auto count = static_cast<int64_t>(found.size());
+bool BeamSearch::is_done(const Sentence &sentence, const Hypotheses &hypotheses, int64_t beam, int64_t length) const {
+    const auto count = static_cast<int64_t>(hypotheses.size());
     const double penalty = options_.length_penalty;
     const bool constrained = !sentence.phrases.empty();  // then by the rule of transformers, whatever the toolkit
     if (!constrained && options_.kind == "ctranslate2" && penalty == 0 && options_.groups == 1) return count >= options_.n_best && sentence.top_ended;
     if (count < beam) return false;
     if (!constrained && (options_.kind != "transformers" || options_.early_stopping == "True")) return true;
-    const auto going = std::find_if(candidates_.begin(), candidates_.end(), [&](const auto &each) { return each.token != options_.end; });
+    const auto going = std::find_if(candidates_.begin(), candidates_.end(), [&](const auto &candidate) { return candidate.token != options_.end; });
     if (beam == 1 || going == candidates_.end()) return true;
     const int64_t reached = !constrained && options_.early_stopping == "never" && penalty > 0 ? sentence.limit : length;
     const auto counted = static_cast<double>(reached - sentence.uncounted);
     std::vector<double> scores;
-    for (const auto &each : found) scores.push_back(each.score);
+    for (const auto &hypothesis : hypotheses) scores.push_back(hypothesis.score);
     std::nth_element(scores.begin(), scores.begin() + beam - 1, scores.end(), std::greater<>());
     const double running = constrained ? complete_ : going->score;
     return running / std::pow(counted, penalty) <= scores[static_cast<size_t>(beam - 1)];

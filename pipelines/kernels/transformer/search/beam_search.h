@@ -106,7 +106,7 @@ class BeamSearch {
     bool advance_groups(Sentence &sentence, int64_t row);
     Sentence::Hypothesis hypothesis(const Sentence &sentence, const Candidate &candidate, int64_t length) const;
     void extend(Sentence &sentence, const std::vector<Candidate> &chosen);
-    bool is_done(const Sentence &sentence, const Hypotheses &found, int64_t beam, int64_t length) const;
+    bool is_done(const Sentence &sentence, const Hypotheses &hypotheses, int64_t beam, int64_t length) const;
 
     const Decoder &decoder_;
     const Options &options_;

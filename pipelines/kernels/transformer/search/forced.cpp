@@ -77,17 +77,17 @@ class ForcedPass {
         std::vector<std::unique_ptr<Sentence>> group;
         std::vector<Sentence *> sentences;
         for (int64_t index = begin; index < end; ++index) {
-            const auto at = static_cast<size_t>(index);
+            const auto place = static_cast<size_t>(index);
             if (work.free_sentences.empty()) work.free_sentences.push_back(std::make_unique<Sentence>());
             group.push_back(std::move(work.free_sentences.back()));
             work.free_sentences.pop_back();
             Sentence &sentence = *group.back();
             sentence.index = index, sentence.position = 0, sentence.beams = 1, sentence.proposed = 0;
-            sentence.limit = first_target[at + 1] - first_target[at];
-            sentence.source_length = first_source[at + 1] - first_source[at];
+            sentence.limit = first_target[place + 1] - first_target[place];
+            sentence.source_length = first_source[place + 1] - first_source[place];
             sentence.ancestors.assign(static_cast<size_t>(sentence.limit), 0);
             sentence.tokens.assign(1, start_);
-            sentence.tokens.insert(sentence.tokens.end(), targets.begin() + first_target[at], targets.begin() + first_target[at + 1] - 1);
+            sentence.tokens.insert(sentence.tokens.end(), targets.begin() + first_target[place], targets.begin() + first_target[place + 1] - 1);
             sentence.cells.reserve(work.cells * decoder_.cell_width());
             sentence.words.clear(), sentence.shares = false;
             prepare(sentence);
@@ -138,14 +138,14 @@ NewArray<double> forced_scores(const Decoder &decoder, const Encoder &encoder, c
     std::vector<double> scores(pass.targets.size());
     const auto is_allowed = [&](int64_t index, int32_t token) {
         if (!shortlists) return true;
-        const auto at = static_cast<size_t>(index);
-        return std::binary_search(words.begin() + first_word[at], words.begin() + first_word[at + 1], token);
+        const auto place = static_cast<size_t>(index);
+        return std::binary_search(words.begin() + first_word[place], words.begin() + first_word[place + 1], token);
     };
     const auto prepare = [&](Sentence &sentence) {
         if (!shortlists) return;
-        const auto at = static_cast<size_t>(sentence.index);
-        sentence.words.assign(words.begin() + first_word[at], words.begin() + first_word[at + 1]);
-        for (int64_t i = pass.first_target[at]; i < pass.first_target[at + 1]; ++i) sentence.words.push_back(pass.targets[static_cast<size_t>(i)]);
+        const auto place = static_cast<size_t>(sentence.index);
+        sentence.words.assign(words.begin() + first_word[place], words.begin() + first_word[place + 1]);
+        for (int64_t i = pass.first_target[place]; i < pass.first_target[place + 1]; ++i) sentence.words.push_back(pass.targets[static_cast<size_t>(i)]);
         std::sort(sentence.words.begin(), sentence.words.end());
         sentence.words.erase(std::unique(sentence.words.begin(), sentence.words.end()), sentence.words.end());
         decoder.gather_words(sentence);
@@ -169,10 +169,10 @@ NewArray<double> forced_scores(const Decoder &decoder, const Encoder &encoder, c
         for (size_t r = 0; r < beams.size(); ++r) {
             const int32_t target = pass.targets[static_cast<size_t>(pass.place(beams[r]))];
             double norm = work.log_sum_exp[static_cast<int64_t>(r)], logit = -INFINITY;
-            for (const TokenRule &each : work.taken[r]) {
-                const auto value = static_cast<double>(each.logit);
-                if (each.token == target) logit = value;
-                if (!each.banned && value != -INFINITY) norm = std::max(norm, value) + std::log1p(std::exp(-std::abs(norm - value)));
+            for (const TokenRule &rule : work.taken[r]) {
+                const auto value = static_cast<double>(rule.logit);
+                if (rule.token == target) logit = value;
+                if (!rule.banned && value != -INFINITY) norm = std::max(norm, value) + std::log1p(std::exp(-std::abs(norm - value)));
             }
             if (!std::isfinite(norm)) throw std::runtime_error("the model computes NaN or infinite logits; check its weights");
             scores[static_cast<size_t>(pass.place(beams[r]))] = logit - norm;

@@ -12,7 +12,7 @@ using Tokens = std::vector<int32_t>;
 // Whether words end between the token at `place` and the one before it, or there are none.
 bool is_apart(const Tokens &tokens, size_t place, const std::string *marks) {
     if (!marks || place == 0 || place >= tokens.size()) return true;
-    const auto mark = [&](size_t at) { return (*marks)[static_cast<size_t>(tokens[at])]; };
+    const auto mark = [&](size_t position) { return (*marks)[static_cast<size_t>(tokens[position])]; };
     return (mark(place - 1) & kEnds) || (mark(place) & kBegins);
 }
 

@@ -32,7 +32,7 @@ class ScoreRules {
     // Whether rules depend on the tokens of a translation so far.
     bool reads_history(const Sentence &sentence) const;
     // The rules of a row whose translation begins with `history`, sorted by token, one a token. history: empty unless `reads_history`.
-    void list(const Sentence &sentence, int64_t length, const std::vector<int32_t> &history, std::vector<TokenRule> &found) const;
+    void list(const Sentence &sentence, int64_t length, const std::vector<int32_t> &history, std::vector<TokenRule> &rules) const;
     // The penalized score.
     double penalized(double score) const { return score < 0 ? score * rules_.repetition_penalty : score / rules_.repetition_penalty; }
 

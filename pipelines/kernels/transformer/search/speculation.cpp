@@ -176,17 +176,18 @@ void Proposer::propose_copies(Sentence &sentence, double least) {
     const std::vector<int32_t> &source = sentence.source_tokens;
     const auto length = static_cast<int64_t>(source.size());
     int64_t begin = 0, matched = 0;
-    for (int64_t at = 0; sentence.position && at + 1 < length; ++at) {
+    for (int64_t position = 0; sentence.position && position + 1 < length; ++position) {
         int64_t same = 0;
-        while (same < Speculation::kMatch && same <= at && same < sentence.position &&
-               source[static_cast<size_t>(at - same)] == sentence.tokens[static_cast<size_t>(sentence.position - same)])
+        while (same < Speculation::kMatch && same <= position && same < sentence.position &&
+               source[static_cast<size_t>(position - same)] == sentence.tokens[static_cast<size_t>(sentence.position - same)])
             ++same;
-        if (same > matched) matched = same, begin = at + 1;
+        if (same > matched) matched = same, begin = position + 1;
     }
     if (!matched && sentence.position) return;
     std::atomic<double> &rate = speculation_.copy_rates_[matched];
     double chance = 1;
-    for (int64_t at = begin; at < length && room(sentence) && (chance *= rate) >= least; ++at) add(sentence, source[static_cast<size_t>(at)], matched);
+    for (int64_t position = begin; position < length && room(sentence) && (chance *= rate) >= least; ++position)
+        add(sentence, source[static_cast<size_t>(position)], matched);
     if (!sentence.proposed) move(rate, Speculation::kPrior, kRetry);
 }
 

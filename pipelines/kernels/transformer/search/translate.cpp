@@ -28,7 +28,7 @@ namespace {
 class SentenceList : public SentenceQueue {
   public:
     explicit SentenceList(std::shared_ptr<const Sources> sources)
-        : found(static_cast<size_t>(sources->count)), sources_(std::move(sources)) {}
+        : results(static_cast<size_t>(sources->count)), sources_(std::move(sources)) {}
     Taken take(int64_t most, int64_t) override {
         const std::lock_guard<std::mutex> locked(taking_);
         const int64_t begin = next_, last = std::min(sources_->count, begin + most);
@@ -36,8 +36,8 @@ class SentenceList : public SentenceQueue {
         while (next_ < last && (next_ == begin || row(next_ + 1) - row(begin) <= kEncoderRows)) ++next_;
         return {sources_, begin, next_};
     }
-    void done(int64_t number, Hypotheses hypotheses) override { found[static_cast<size_t>(number)] = std::move(hypotheses); }
-    std::vector<Hypotheses> found;
+    void done(int64_t number, Hypotheses hypotheses) override { results[static_cast<size_t>(number)] = std::move(hypotheses); }
+    std::vector<Hypotheses> results;
 
   private:
     const std::shared_ptr<const Sources> sources_;
@@ -62,7 +62,7 @@ std::vector<Hypotheses> beam_search(const Decoder &decoder, std::shared_ptr<cons
             throw;
         }
     });
-    return std::move(queue.found);
+    return std::move(queue.results);
 }
 
 [[noreturn]] void refuse(const std::string &why) { throw nb::value_error(why.c_str()); }
@@ -93,9 +93,9 @@ void take_words(Sources &sources, const Decoder &decoder, const Options &options
         if (count[i] < least || last > static_cast<int64_t>(sources.words.size()))
             refuse("a sentence has " + std::to_string(count[i]) + " words, expected at least " + std::to_string(least));
         bool ends = options.end < 0;
-        for (int64_t at = first; at < last; ++at) {
-            const int32_t token = sources.words[static_cast<size_t>(at)];
-            if (token < 0 || token >= decoder.vocabulary_size() || (at > first && token <= sources.words[static_cast<size_t>(at - 1)]))
+        for (int64_t word = first; word < last; ++word) {
+            const int32_t token = sources.words[static_cast<size_t>(word)];
+            if (token < 0 || token >= decoder.vocabulary_size() || (word > first && token <= sources.words[static_cast<size_t>(word - 1)]))
                 refuse("words are not in order, or none of the vocabulary");
             ends = ends || token == options.end;
         }
@@ -208,13 +208,13 @@ std::vector<Translation> translate(const Decoder &decoder, const Encoder *encode
     sources->limits = checked_limits(decoder, options, limits, sources->count, sources->demands);
     options.slots = std::max<int64_t>(1, std::min(slots, (sources->count + threads - 1) / threads));
     if (words && word_counts) take_words(*sources, decoder, options, *words, *word_counts);
-    std::vector<Hypotheses> found;
+    std::vector<Hypotheses> results;
     {
         nb::gil_scoped_release unlocked;
-        found = beam_search(decoder, sources, options, threads);
+        results = beam_search(decoder, sources, options, threads);
     }
     std::vector<Translation> translations;
-    for (auto &hypotheses : found) translations.push_back(plain(std::move(hypotheses)));
+    for (auto &hypotheses : results) translations.push_back(plain(std::move(hypotheses)));
     return translations;
 }
 
@@ -256,8 +256,8 @@ class TranslationStream {
         const int64_t number = next_;
         for (int64_t i = 0; i < sources.count; ++i) {
             const auto cut = [i](const std::vector<int32_t> &values, const std::vector<int64_t> &first) {
-                const auto at = static_cast<size_t>(i);
-                return std::vector<int32_t>(values.begin() + first[at], values.begin() + first[at + 1]);
+                const auto index = static_cast<size_t>(i);
+                return std::vector<int32_t>(values.begin() + first[index], values.begin() + first[index + 1]);
             };
             waiting_.push_back({next_++, sources.limits[static_cast<size_t>(i)], cut(sources.tokens, sources.first),
                                 sources.words.empty() ? std::vector<int32_t>{} : cut(sources.words, sources.first_word),
@@ -269,23 +269,23 @@ class TranslationStream {
 
     // Returns the finished sentences, each once; waits for the first. Empty: timeout, or the stream is closed.
     std::vector<Finished> finished(double seconds) {
-        std::vector<Finished> found;
+        std::vector<Finished> results;
         nb::gil_scoped_release unlocked;
         std::unique_lock<std::mutex> locked(mutex_);
-        const auto some = [this] { return closed_ || !finished_.empty(); };
-        finish_.wait_for(locked, std::chrono::duration<double>(std::clamp(seconds, 0.0, 3600.0)), some);
-        found.swap(finished_);
-        return found;
+        const auto ready = [this] { return closed_ || !finished_.empty(); };
+        finish_.wait_for(locked, std::chrono::duration<double>(std::clamp(seconds, 0.0, 3600.0)), ready);
+        results.swap(finished_);
+        return results;
     }
 
     // Cancels a sentence, which will not appear among the finished ones.
     void cancel(int64_t number) {
         const std::lock_guard<std::mutex> locked(mutex_);
-        const auto waits = [number](const Waiting &each) { return each.number == number; };
+        const auto waits = [number](const Waiting &waiting) { return waiting.number == number; };
         waiting_.erase(std::remove_if(waiting_.begin(), waiting_.end(), waits), waiting_.end());
         for (auto &worker : workers_)
             if (worker->taken.erase(number)) worker->leaving = true;
-        const auto same = [number](const Finished &each) { return std::get<0>(each) == number; };
+        const auto same = [number](const Finished &finished) { return std::get<0>(finished) == number; };
         finished_.erase(std::remove_if(finished_.begin(), finished_.end(), same), finished_.end());
     }
 

@@ -75,17 +75,17 @@ bool BeamSearch::advance_samples(Sentence &sentence, int64_t row) {
     for (int64_t slot = 0; slot < sentence.beams; ++slot) {
         rank(slot, row + slot);
         scores.emplace_back();
-        for (const Continuation &each : ranked_[static_cast<size_t>(slot)]) scores.back().push_back(each.score);
+        for (const Continuation &continuation : ranked_[static_cast<size_t>(slot)]) scores.back().push_back(continuation.score);
         if (scores.back().empty()) throw std::runtime_error("every token of a sentence is banned");
     }
     std::vector<Candidate> running;
     std::vector<int64_t> members;
     for (int64_t i = 0; i < (first ? options_.beam : sentence.beams); ++i) {
         const int64_t slot = first ? 0 : i, sample = first ? i : sentence.members[static_cast<size_t>(i)];
-        const auto at = static_cast<size_t>(slot);
-        Candidate next{sentence.scores[at], slot, static_cast<int32_t>(options_.end)};
+        const auto index = static_cast<size_t>(slot);
+        Candidate next{sentence.scores[index], slot, static_cast<int32_t>(options_.end)};
         if (!last || !options_.forced_end) {
-            const Continuation &drawn = ranked_[at][draw(scores[at], options_, uniform(sentence.key, sample, length))];
+            const Continuation &drawn = ranked_[index][draw(scores[index], options_, uniform(sentence.key, sample, length))];
             next.score += drawn.score, next.token = drawn.token;
         }
         if (last || next.token == options_.end) {
@@ -120,31 +120,31 @@ bool BeamSearch::advance_groups(Sentence &sentence, int64_t row) {
                 candidates_.push_back({score, slot, static_cast<int32_t>(options_.end)});
                 continue;
             }
-            for (const Continuation &each : ranked_[static_cast<size_t>(slot)]) {
-                const auto count = counts.find(each.token);
+            for (const Continuation &continuation : ranked_[static_cast<size_t>(slot)]) {
+                const auto count = counts.find(continuation.token);
                 const double penalty = count == counts.end() ? 0.0 : options_.diversity_penalty * static_cast<double>(count->second);
-                candidates_.push_back({score + each.score - penalty, slot, each.token});
+                candidates_.push_back({score + continuation.score - penalty, slot, continuation.token});
             }
         }
         std::sort(candidates_.begin(), candidates_.end());
         if (candidates_.empty()) throw std::runtime_error("every token of a sentence is banned");
         if (static_cast<int64_t>(candidates_.size()) > 2 * size) candidates_.resize(static_cast<size_t>(2 * size));
-        std::vector<Sentence::Hypothesis> &found = sentence.grouped[g];
+        std::vector<Sentence::Hypothesis> &group_hypotheses = sentence.grouped[g];
         for (size_t i = 0; i < std::min(candidates_.size(), static_cast<size_t>(size)); ++i)
-            if (last || candidates_[i].token == options_.end) found.push_back(hypothesis(sentence, candidates_[i], length));
-        sentence.group_done[g] = last || is_done(sentence, found, size, length);
+            if (last || candidates_[i].token == options_.end) group_hypotheses.push_back(hypothesis(sentence, candidates_[i], length));
+        sentence.group_done[g] = last || is_done(sentence, group_hypotheses, size, length);
         if (sentence.group_done[g]) continue;
         int64_t left = size;
-        for (const Candidate &each : candidates_) {
-            if (each.token == options_.end || !left) continue;
-            running.push_back(each), members.push_back(group), ++counts[each.token], --left;
+        for (const Candidate &candidate : candidates_) {
+            if (candidate.token == options_.end || !left) continue;
+            running.push_back(candidate), members.push_back(group), ++counts[candidate.token], --left;
         }
     }
     sentence.members = std::move(members);
     extend(sentence, running);
     if (!running.empty()) return false;
-    for (auto &found : sentence.grouped)
-        for (auto &each : found) sentence.hypotheses.push_back(std::move(each));
+    for (auto &group_hypotheses : sentence.grouped)
+        for (auto &hypothesis : group_hypotheses) sentence.hypotheses.push_back(std::move(hypothesis));
     return true;
 }
 

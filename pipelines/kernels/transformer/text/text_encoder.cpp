@@ -52,7 +52,7 @@ TextEncoder::TextEncoder(const Encoder &encoder, int64_t types, const std::vecto
     const std::pair<const char *, Pooling> kinds[] = {{"mean", Pooling::kMean}, {"cls", Pooling::kCls}, {"max", Pooling::kMax}, {"last", Pooling::kLast},
                                                       {"weighted_mean", Pooling::kWeightedMean}, {"mean_sqrt_len", Pooling::kMeanSqrtLength}};
     for (const std::string &name : poolings) {
-        const auto *kind = std::find_if(std::begin(kinds), std::end(kinds), [&](const auto &each) { return name == each.first; });
+        const auto *kind = std::find_if(std::begin(kinds), std::end(kinds), [&](const auto &entry) { return name == entry.first; });
         if (kind == std::end(kinds)) refuse("texts", "there is no pooling " + name);
         poolings_.push_back(kind->second);
     }
@@ -106,17 +106,17 @@ void TextEncoder::largest(const Rows &rows, const int64_t *first, int64_t begin,
     codes.reserve(kTokensAtOnce * rows.stride), scales.reserve(kTokensAtOnce), panel.reserve(kTokensAtOnce * kPanel);
     std::fill_n(out + begin * width_, (end - begin) * width_, 0.0f);
     int64_t text = begin;  // that of a block's first row
-    for (int64_t at = first[begin]; at < first[end]; at += kTokensAtOnce) {
-        const int64_t n = std::min(kTokensAtOnce, first[end] - at);
-        const Rows block{rows.values + (at - first[begin]) * rows.stride, codes.data(), scales.data(), rows.stride};
+    for (int64_t token = first[begin]; token < first[end]; token += kTokensAtOnce) {
+        const int64_t n = std::min(kTokensAtOnce, first[end] - token);
+        const Rows block{rows.values + (token - first[begin]) * rows.stride, codes.data(), scales.data(), rows.stride};
         encoder_.kernels().rows->quantize_rows(block, rows.stride, vocabulary_->qparams(), n);
-        while (first[text + 1] <= at) ++text;
+        while (first[text + 1] <= token) ++text;
         for (int64_t column = 0; column < width_; column += kPanel) {
             vocabulary_->panel(block, n, column, panel.data());
             const int64_t columns = std::min(kPanel, width_ - column);
             int64_t own = text;
             for (int64_t i = 0; i < n; ++i) {
-                while (first[own + 1] <= at + i) ++own;
+                while (first[own + 1] <= token + i) ++own;
                 float *to = out + own * width_ + column;
                 const float *from = panel.data() + i * kPanel;
                 for (int64_t j = 0; j < columns; ++j) to[j] = from[j] > to[j] ? from[j] : to[j];
@@ -163,7 +163,7 @@ void TextEncoder::finish(std::vector<float> &x, std::vector<float> &y, float *ou
         } else if (step.kind == Kind::kNormalize) {
             const float length = std::sqrt(dot(x.data(), x.data(), static_cast<int64_t>(x.size())));
             const float divisor = length > kShortest ? length : kShortest;
-            for (float &each : x) each = each / divisor;
+            for (float &value : x) value = value / divisor;
         } else {
             y.assign(static_cast<size_t>(round_up(step.outputs, kColumns)), 0.0f);
             if (step.kind == Kind::kLayerNorm) {
@@ -206,17 +206,17 @@ void TextEncoder::compute(const int32_t *tokens, const int32_t *types, const int
     batches.push_back(count);
     const int64_t number = static_cast<int64_t>(batches.size()) - 1;
     const auto result = [&](const Rows &rows, Encoder::Picked picked, int64_t begin, int64_t end, std::vector<float> &x, std::vector<float> &y) {
-        const int64_t at = first[begin];
+        const int64_t first_token = first[begin];
         for (int64_t i = begin; pools() && i < end; ++i) {
             if (picked == Encoder::Picked::kAll)
-                pool(rows, first[i] - at, first[i + 1] - first[i], x);
+                pool(rows, first[i] - first_token, first[i + 1] - first[i], x);
             else
                 pool(rows, i - begin, 1, x);
             finish(x, y, out + i * width_);
         }
         if (vocabulary_) largest(rows, first, begin, end, out);
-        for (int64_t i = at; by_token() && i < first[end]; ++i) {
-            const float *row = rows.values + (i - at) * rows.stride;
+        for (int64_t i = first_token; by_token() && i < first[end]; ++i) {
+            const float *row = rows.values + (i - first_token) * rows.stride;
             x.assign(row, row + rows.stride);
             finish(x, y, out + i * width_);
         }
@@ -242,10 +242,10 @@ void TextEncoder::compute(const int32_t *tokens, const int32_t *types, const int
     if (left) on_threads(std::min(threads, left), [&](bool) {
         std::unique_ptr<Encoding> memory = take();
         std::vector<float> x, y;
-        for (int64_t each; (each = next++) < left;) {
-            const auto batch = static_cast<size_t>(others[static_cast<size_t>(each)]);
-            const int64_t begin = batches[batch], end = batches[batch + 1], at = first[begin];
-            result(encoder_.encode(*memory, tokens + at, first + begin, end - begin, types + at, longest_,
+        for (int64_t index; (index = next++) < left;) {
+            const auto batch = static_cast<size_t>(others[static_cast<size_t>(index)]);
+            const int64_t begin = batches[batch], end = batches[batch + 1], first_token = first[begin];
+            result(encoder_.encode(*memory, tokens + first_token, first + begin, end - begin, types + first_token, longest_,
                                    attended ? attended + begin : nullptr, picked_),
                    picked_, begin, end, x, y);
         }
@@ -259,8 +259,8 @@ namespace {
 std::vector<int32_t> checked(const Array &array, const char *name, int64_t limit) {
     const auto *data = data_of<int32_t>(array, name, 1);
     std::vector<int32_t> copy(data, data + array.shape(0));
-    for (const int32_t each : copy)
-        if (each < 0 || each >= limit) refuse(name, "found " + text(each) + ", expected 0 to " + text(limit - 1));
+    for (const int32_t id : copy)
+        if (id < 0 || id >= limit) refuse(name, "found " + text(id) + ", expected 0 to " + text(limit - 1));
     return copy;
 }
 
@@ -270,9 +270,10 @@ NewArray<float> compute(const TextEncoder &encoder, const Array &tokens, const A
     const auto *length = data_of<int64_t>(lengths, "lengths", 1);
     std::vector<int64_t> first{0};
     for (size_t i = 0; i < lengths.shape(0); ++i) {
-        const int64_t each = length[i];
-        if (each < 1 || each > encoder.longest()) refuse("lengths", "a text of " + text(each) + " tokens, expected 1 to " + text(encoder.longest()));
-        first.push_back(first.back() + each);
+        const int64_t text_length = length[i];
+        if (text_length < 1 || text_length > encoder.longest())
+            refuse("lengths", "a text of " + text(text_length) + " tokens, expected 1 to " + text(encoder.longest()));
+        first.push_back(first.back() + text_length);
     }
     if (first.back() != static_cast<int64_t>(token.size()) || token.size() != type.size()) refuse("lengths", "they are not those of the tokens");
     if (threads < 1) refuse("threads", "there are none");

@@ -136,7 +136,7 @@ def test_a_damaged_program_is_one_line(changed: str, tmp_path: Path, monkeypatch
     fields: dict[str, Any] = {
         "parts": {"parts": (other,)},
         "shape": {"parts": ((name, (1, 2, 3), "float32"), other)},
-        "rest": {"rest": program.rest[:50]},
+        "remainder": {"remainder": program.remainder[:50]},
         "outputs": {"outputs": ("none",)},
     }
     damaged = dataclasses.replace(program, **fields[changed])

@@ -201,7 +201,7 @@ def test_a_convnext_is_whole(last: bool, tmp_path: Path) -> None:
     path = g.save(tmp_path / "m.onnx", [3, 20, 16], out, opset=20)
     made = image_program(io.load(path))
     kinds = [type(step) for step in made.steps]
-    assert not made.rest
+    assert not made.remainder
     assert (kinds.count(FloatDepthwise), kinds.count(Normalization), kinds.count(Convolution)) == (2, 3, 6)
     samples = g.rng.normal(0, 1, (2, 3, 20, 16)).astype(np.float32)
     outputs = np.stack([reference.run(made, sample) for sample in samples])
@@ -223,7 +223,7 @@ def test_means_of_windows_of_floats(counts_pads: int, stride: int, pads: list[in
     out = g.layer("Conv", g.quantize(scaled, 0.02, 120), (5, channels, 1, 1), 0.02)
     path = g.save(tmp_path / "m.onnx", [3, 9, 7], out, opset=21)
     made = image_program(io.load(path))
-    assert not made.rest
+    assert not made.remainder
     samples = g.rng.normal(0, 1, (2, 3, 9, 7)).astype(np.float32)
     outputs = np.stack([reference.run(made, sample) for sample in samples])
     for isa in extension.isas():

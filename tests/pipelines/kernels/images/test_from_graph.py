@@ -104,7 +104,7 @@ def test_maps_are_joined_as_tokens(tmp_path: Path) -> None:
     program = image_program(io.load(path))
     outputs = np.stack([reference.run(program, sample).reshape(program.result_shape) for sample in samples])
     np.testing.assert_allclose(outputs, results(path, samples), atol=0.51)
-    assert not program.rest and outputs.shape == (2, 8 * 6 + 3 * 2, 9)
+    assert not program.remainder and outputs.shape == (2, 8 * 6 + 3 * 2, 9)
 
 
 def test_a_mean_in_ceil_mode_may_count_pads_where_windows_are_whole(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_a_tensor_times_an_attention_map(channels: int, function: str, factors: 
     samples = np.random.default_rng(channels).normal(0, 2, (3, channels, 9, 7)).astype(np.float32)
     program, wanted = image_program(io.load(path)), results(path, samples)
     (product,) = [step for step in program.steps if isinstance(step, Product)]
-    assert program.tensors[product.gate] == program.tensors[product.x] and not program.rest
+    assert program.tensors[product.gate] == program.tensors[product.x] and not program.remainder
     computed = np.stack([reference.run(program, sample).reshape(program.result_shape) for sample in samples])
     assert np.array_equal(computed, wanted) and np.ptp(computed) > 1
     for isa in extension.isas():

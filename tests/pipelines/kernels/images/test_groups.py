@@ -186,7 +186,7 @@ def test_more_axes_move_that_of_samples(form: str, kind: str, tmp_path: Path) ->
         tokens, other = g.quantize(tokens, 0.03, 120), g.quantize(other, 0.03, 120)
     path = g.save(tmp_path / "m.onnx", [3, 16, 16], g.quantize(g.add(kind, [other, tokens]), 0.03, 120), batch=1)
     try:
-        remainder = image_program(io.load(path)).rest
+        remainder = image_program(io.load(path)).remainder
     except RequestError as error:
         assert "different numbers of axes" in str(error)
     else:

@@ -210,7 +210,7 @@ def test_float_results_of_several_pixels(outputs: int, tmp_path: Path) -> None:
     more = [classes][: outputs - 1]
     path = g.save(tmp_path / "m.onnx", [3, 16, 16], larger, TensorProto.FLOAT, *more, opset=20)
     made, sample = image_program(io.load(path)), g.rng.normal(0, 1, (3, 16, 16)).astype(np.float32)
-    assert not made.rest
+    assert not made.remainder
     wanted = results(path, sample[None])
     actual = reference.run(made, sample)
     np.testing.assert_allclose(actual[: wanted.size], wanted.ravel(), rtol=1e-3, atol=1e-3)

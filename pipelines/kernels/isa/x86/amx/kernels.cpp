@@ -49,17 +49,17 @@ inline void settle() { asm volatile("" ::: "memory"); }
 
 // Sixteen rows of bytes, the 64 inputs of step i at steps[i] from their begin.
 struct TileRows {
-    const uint8_t *at;
+    const uint8_t *base;
     int64_t stride;
     const int64_t *steps;
 };
 
 // Memory of the next columns, fetched meanwhile: `lines` of 64 bytes a step and pair of columns.
 struct Ahead {
-    const char *at;
+    const char *next;
     int64_t lines;
     ZOO_INLINE inline void fetch() {
-        for (int64_t i = 0; i < lines; ++i, at += 64) _mm_prefetch(at, _MM_HINT_T1);
+        for (int64_t i = 0; i < lines; ++i, next += 64) _mm_prefetch(next, _MM_HINT_T1);
     }
 };
 
@@ -74,7 +74,7 @@ ZOO_INLINE inline void multiply(const TileRows *a, int64_t steps, const int8_t *
     if constexpr (Blocks > 1 && Columns > 1) _tile_zero(3);
     for (int64_t i = 0; i < steps; ++i, b += 16 * b_stride) {
         ahead.fetch();
-        _tile_loadd(4, a[0].at + a[0].steps[i], a[0].stride);
+        _tile_loadd(4, a[0].base + a[0].steps[i], a[0].stride);
         _tile_loadd(6, b, b_stride);
         _tile_dpbusd(0, 4, 6);
         if constexpr (Columns > 1) {
@@ -82,7 +82,7 @@ ZOO_INLINE inline void multiply(const TileRows *a, int64_t steps, const int8_t *
             _tile_dpbusd(1, 4, 7);
         }
         if constexpr (Blocks > 1) {
-            _tile_loadd(5, a[1].at + a[1].steps[i], a[1].stride);
+            _tile_loadd(5, a[1].base + a[1].steps[i], a[1].stride);
             _tile_dpbusd(2, 5, 6);
             if constexpr (Columns > 1) _tile_dpbusd(3, 5, 7);
         }
@@ -162,8 +162,9 @@ void linear(const Linear &l, const RowEpilogue &epilogue, const uint8_t *x, int6
                 const int32_t *sums = scratch.sums;
                 for (int64_t j = 0; j < 64; j += 16)
                     for (int64_t r = 0; r < count; r += 4) {
-                        const int32_t *at = sums + r * kSums + j;
-                        const __m512i s0 = load(at), s1 = load(at + kSums), s2 = load(at + 2 * kSums), s3 = load(at + 3 * kSums), none = s0;
+                        const int32_t *tile_sums = sums + r * kSums + j;
+                        const __m512i s0 = load(tile_sums), s1 = load(tile_sums + kSums), s2 = load(tile_sums + 2 * kSums),
+                                      s3 = load(tile_sums + 3 * kSums), none = s0;
                         const int64_t row = first + begin + r;
                         if (count - r >= 4) finish<4>(l, epilogue, row, column + j, out, out_stride, s0, s1, s2, s3, none, none);
                         else if (count - r == 3) finish<3>(l, epilogue, row, column + j, out, out_stride, s0, s1, s2, none, none, none);
@@ -252,15 +253,15 @@ inline void list_windows(const Dense &d, const Scratch &scratch, const uint8_t *
         uint8_t *to = scratch.copies + begin * scratch.stride;
         scratch.rows[i] = {to, scratch.stride, scratch.straight};
         for (int64_t r = 0; r < count; ++r, to += scratch.stride) {
-            uint8_t *at = to;
-            for (int64_t s = 0; s < d.stretches; at += d.stretch, ++s) {  // bytes behind a stretch are overwritten by the next
+            uint8_t *copy = to;
+            for (int64_t s = 0; s < d.stretches; copy += d.stretch, ++s) {  // bytes behind a stretch are overwritten by the next
                 const uint8_t *from = in[begin + r] + d.offsets[s];
                 if (d.stretch <= 32)
-                    _mm256_storeu_si256(reinterpret_cast<__m256i *>(at), _mm256_loadu_si256(reinterpret_cast<const __m256i *>(from)));
+                    _mm256_storeu_si256(reinterpret_cast<__m256i *>(copy), _mm256_loadu_si256(reinterpret_cast<const __m256i *>(from)));
                 else
-                    for (int64_t k = 0; k < d.stretch; k += kInputs) _mm512_storeu_si512(at + k, load(from + k));
+                    for (int64_t k = 0; k < d.stretch; k += kInputs) _mm512_storeu_si512(copy + k, load(from + k));
             }
-            _mm512_storeu_si512(at, _mm512_setzero_si512());
+            _mm512_storeu_si512(copy, _mm512_setzero_si512());
         }
     }
 }

@@ -19,18 +19,18 @@ constexpr int64_t panel_size(int64_t inputs) { return (inputs + 5) * 16; }  // w
 void pack_dense(const int8_t *weight, const int32_t *bias, const float *scale, int64_t inputs, int64_t outputs, void *packed) {
     auto *panel = static_cast<int16_t *>(packed);
     for (int64_t first = 0; first < outputs; first += 16, panel += panel_size(inputs)) {
-        const auto at = [&](int64_t k, int64_t j) -> int { return weight[k * outputs + first + j]; };
+        const auto weight_at = [&](int64_t k, int64_t j) -> int { return weight[k * outputs + first + j]; };
         bool narrow = inputs % 4 == 0;
         for (int64_t k = 0; k < inputs; k += 2)
             for (int64_t j = 0; j < 16; ++j) {
-                const int a = at(k, j), b = at(k + 1, j);
+                const int a = weight_at(k, j), b = weight_at(k + 1, j);
                 narrow &= 255 * ((a > 0 ? a : 0) + (b > 0 ? b : 0)) <= 32767 && 255 * ((a < 0 ? a : 0) + (b < 0 ? b : 0)) >= -32768;
             }
         auto *bytes = reinterpret_cast<int8_t *>(panel);
         for (int64_t k = 0; k < inputs; ++k)
             for (int64_t j = 0; j < 16; ++j)
-                if (narrow) bytes[k / 4 * 64 + 4 * j + k % 4] = static_cast<int8_t>(at(k, j));
-                else panel[k / 2 * 32 + 2 * j + k % 2] = static_cast<int16_t>(at(k, j));
+                if (narrow) bytes[k / 4 * 64 + 4 * j + k % 4] = static_cast<int8_t>(weight_at(k, j));
+                else panel[k / 2 * 32 + 2 * j + k % 2] = static_cast<int16_t>(weight_at(k, j));
         std::memcpy(panel + 16 * inputs, bias + first, 64);
         std::memcpy(panel + 16 * (inputs + 2), scale + first, 64);
         for (int64_t j = 0; j < 16; ++j) panel[16 * (inputs + 4) + j] = narrow;
@@ -58,8 +58,8 @@ inline __m128i bytes_of(__m256i low, __m256i high, const float *scale, const Req
 // Sixteen sums as the bytes of their activation.
 inline __m128i activated_bytes(__m256i low, __m256i high, const float *scale, const ActivationTable &t) {
     const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(rounded(low, scale), rounded(high, scale + 8)), 0xD8);
-    const __m256i found = ActivatedWords(t).of(words);
-    return _mm_packus_epi16(_mm256_castsi256_si128(found), _mm256_extracti128_si256(found, 1));
+    const __m256i values = ActivatedWords(t).of(words);
+    return _mm_packus_epi16(_mm256_castsi256_si128(values), _mm256_extracti128_si256(values, 1));
 }
 
 // `sum_bytes` of sixteen.
@@ -101,14 +101,14 @@ inline void each_tile_of(const Dense &d, const uint8_t *const *in, int64_t n, St
     auto *line = reinterpret_cast<Input *>(waiting + pixels * width);
     for (int64_t begin = 0; begin < n; begin += pixels) {
         const int64_t count = n - begin < pixels ? n - begin : pixels;
-        for (int64_t first = 0, some; first < inputs; first += some) {
-            some = inputs - first < most ? inputs - first : most;
+        for (int64_t first = 0, input_count; first < inputs; first += input_count) {
+            input_count = inputs - first < most ? inputs - first : most;
             for (int64_t p = 0; p < count; ++p)
-                for (int64_t k = 0, stretch; k < some; k += stretch) {
+                for (int64_t k = 0, stretch; k < input_count; k += stretch) {
                     const int64_t within = (first + k) % d.stretch;
-                    const uint8_t *at = in[begin + p] + d.offsets[(first + k) / d.stretch] + within;
-                    stretch = d.stretch - within < some - k ? d.stretch - within : some - k;
-                    for (int64_t i = 0; i < stretch; ++i) line[p * some + k + i] = at[i];
+                    const uint8_t *source = in[begin + p] + d.offsets[(first + k) / d.stretch] + within;
+                    stretch = d.stretch - within < input_count - k ? d.stretch - within : input_count - k;
+                    for (int64_t i = 0; i < stretch; ++i) line[p * input_count + k + i] = source[i];
                 }
             const auto *panel = static_cast<const int16_t *>(d.packed);
             for (int64_t column = 0; column < d.outputs; column += 16, panel += panel_size(inputs)) {
@@ -122,10 +122,10 @@ inline void each_tile_of(const Dense &d, const uint8_t *const *in, int64_t n, St
                         for (int half = 0; half < 2; ++half)
                             sums[r][half] = first ? load(kept + r * width + 8 * half) : load(bias + 16 * half);
                     const int16_t *weight = panel + first * kPanel;
-                    for (int64_t k = 0; k < some; k += kStep, weight += 32)
-                        for (int r = 0; r < kCount; ++r) add_products(line + (p + r) * some + k, weight, sums[r]);
+                    for (int64_t k = 0; k < input_count; k += kStep, weight += 32)
+                        for (int r = 0; r < kCount; ++r) add_products(line + (p + r) * input_count + k, weight, sums[r]);
                     for (int r = 0; r < kCount; ++r) {
-                        if (first + some == inputs) {
+                        if (first + input_count == inputs) {
                             store(begin + p + r, column, sums[r][0], sums[r][1], reinterpret_cast<const float *>(scale));
                         } else {
                             for (int half = 0; half < 2; ++half) zoo::store(kept + r * width + 8 * half, sums[r][half]);
@@ -144,10 +144,10 @@ inline void each_tile_of(const Dense &d, const uint8_t *const *in, int64_t n, St
 template <class Store>
 inline void each_tile(const Dense &d, const uint8_t *const *in, int64_t n, Store store) {
     const int64_t inputs = d.stretches * d.stretch;
-    bool some[2] = {};  // panels in words, in bytes
-    for (int64_t i = 0; i < d.outputs / 16; ++i) some[static_cast<const int16_t *>(d.packed)[i * panel_size(inputs) + 16 * (inputs + 4)] != 0] = true;
-    if (some[0]) each_tile_of<int16_t>(d, in, n, store);
-    if (some[1]) each_tile_of<uint8_t>(d, in, n, store);
+    bool has_panels[2] = {};  // panels in words, in bytes
+    for (int64_t i = 0; i < d.outputs / 16; ++i) has_panels[static_cast<const int16_t *>(d.packed)[i * panel_size(inputs) + 16 * (inputs + 4)] != 0] = true;
+    if (has_panels[0]) each_tile_of<int16_t>(d, in, n, store);
+    if (has_panels[1]) each_tile_of<uint8_t>(d, in, n, store);
 }
 
 void dense(const Dense &d, const uint8_t *const *in, uint8_t *const *out, const uint8_t *const *others, int64_t n) {
@@ -164,9 +164,9 @@ void dense(const Dense &d, const uint8_t *const *in, uint8_t *const *out, const 
 void dense_floats(const Dense &d, const uint8_t *const *in, float *const *out, const float *const *added, int64_t n) {
     each_tile(d, in, n, [&](int64_t p, int64_t column, __m256i low, __m256i high, const float *scale) {
         const auto finish = [&](__m256i sums, int64_t half) {
-            __m256 found = _mm256_mul_ps(_mm256_cvtepi32_ps(sums), _mm256_loadu_ps(scale + half));
-            if (added) found = _mm256_add_ps(found, _mm256_loadu_ps(added[p] + column + half));
-            _mm256_storeu_ps(out[p] + column + half, found);
+            __m256 value = _mm256_mul_ps(_mm256_cvtepi32_ps(sums), _mm256_loadu_ps(scale + half));
+            if (added) value = _mm256_add_ps(value, _mm256_loadu_ps(added[p] + column + half));
+            _mm256_storeu_ps(out[p] + column + half, value);
         };
         finish(low, 0), finish(high, 8);
     });
@@ -180,15 +180,15 @@ void pack_depthwise(const int8_t *weight, const int32_t *bias, const float *scal
     auto *block = static_cast<int16_t *>(packed);
     for (int64_t first = 0; first < channels; first += 16, block += (4 * groups + 4) * 16)
         for (int64_t j = 0; j < 16; ++j) {
-            const int64_t at = j / 4 % 2 * 8 + j / 8 * 4 + j % 4;
-            for (int64_t t = 0; t < 4 * groups; ++t) block[t / 2 * 32 + 2 * at + t % 2] = weight[t * channels + first + j];
-            std::memcpy(block + 64 * groups + 2 * at, bias + first + j, 4);
-            std::memcpy(block + 64 * groups + 32 + 2 * at, scale + first + j, 4);
+            const int64_t place = j / 4 % 2 * 8 + j / 8 * 4 + j % 4;
+            for (int64_t t = 0; t < 4 * groups; ++t) block[t / 2 * 32 + 2 * place + t % 2] = weight[t * channels + first + j];
+            std::memcpy(block + 64 * groups + 2 * place, bias + first + j, 4);
+            std::memcpy(block + 64 * groups + 32 + 2 * place, scale + first + j, 4);
         }
 }
 
 void depthwise(const Depthwise &d, const uint8_t *x, uint8_t *out, int64_t n) {
-    const auto wide = [](const uint8_t *at) { return _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i *>(at))); };
+    const auto wide = [](const uint8_t *address) { return _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i *>(address))); };
     const auto *block = static_cast<const int16_t *>(d.packed);
     for (int64_t c = 0; c < d.channels; c += 16, block += (4 * d.groups + 4) * 16) {
         const int16_t *bias = block + 64 * d.groups;

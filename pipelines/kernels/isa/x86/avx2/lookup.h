@@ -16,12 +16,12 @@ inline void lookup(const uint8_t *table, const uint8_t *x, uint8_t *out, int64_t
     for (; i + 32 <= n; i += 32) {
         const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(x + i));
         const __m256i low = _mm256_and_si256(v, half), high = _mm256_and_si256(_mm256_srli_epi16(v, 4), half);
-        __m256i found = _mm256_shuffle_epi8(rows[0], low);
+        __m256i result = _mm256_shuffle_epi8(rows[0], low);
         for (int h = 1; h < 16; ++h) {
             const __m256i here = _mm256_cmpeq_epi8(high, _mm256_set1_epi8(static_cast<char>(h)));
-            found = _mm256_blendv_epi8(found, _mm256_shuffle_epi8(rows[h], low), here);
+            result = _mm256_blendv_epi8(result, _mm256_shuffle_epi8(rows[h], low), here);
         }
-        _mm256_storeu_si256(reinterpret_cast<__m256i *>(out + i), found);
+        _mm256_storeu_si256(reinterpret_cast<__m256i *>(out + i), result);
     }
     for (; i < n; ++i) out[i] = table[x[i]];
 }

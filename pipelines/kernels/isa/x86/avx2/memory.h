@@ -5,8 +5,8 @@
 namespace zoo {
 namespace {
 
-inline __m256i load(const void *at) { return _mm256_loadu_si256(static_cast<const __m256i *>(at)); }
-inline void store(void *at, __m256i value) { _mm256_storeu_si256(static_cast<__m256i *>(at), value); }
+inline __m256i load(const void *address) { return _mm256_loadu_si256(static_cast<const __m256i *>(address)); }
+inline void store(void *address, __m256i value) { _mm256_storeu_si256(static_cast<__m256i *>(address), value); }
 
 }  // namespace
 }  // namespace zoo

@@ -13,9 +13,9 @@ constexpr int kPanelVectors = 4;  // the most of a panel
 template <int V>
 constexpr int kTileRows = V == 4 ? 6 : V == 3 ? 8 : 12;
 
-inline void store(void *at, Ints v) { _mm512_storeu_si512(at, v); }
-inline Floats load_floats(const void *at) { return _mm512_loadu_ps(at); }
-inline void store_floats(float *at, Floats v) { _mm512_storeu_ps(at, v); }
+inline void store(void *address, Ints v) { _mm512_storeu_si512(address, v); }
+inline Floats load_floats(const void *address) { return _mm512_loadu_ps(address); }
+inline void store_floats(float *address, Floats v) { _mm512_storeu_ps(address, v); }
 inline Ints same(int32_t x) { return _mm512_set1_epi32(x); }
 inline Ints same_words(int16_t x) { return _mm512_set1_epi16(x); }
 inline Ints same_bytes(int8_t x) { return _mm512_set1_epi8(x); }
@@ -40,15 +40,15 @@ inline Floats sum_of(Floats a, Floats b) { return _mm512_add_ps(a, b); }
 inline Ints choose_bytes(Ints v, __m128i places) { return _mm512_shuffle_epi8(v, _mm512_broadcast_i32x4(places)); }
 inline int32_t sum_of(Ints v) { return _mm512_reduce_add_epi32(v); }
 // The first `count` bytes, fewer than a vector's, and zeros.
-inline Ints load_bytes(const uint8_t *at, int64_t count) { return _mm512_maskz_loadu_epi8((1ULL << count) - 1, at); }
+inline Ints load_bytes(const uint8_t *address, int64_t count) { return _mm512_maskz_loadu_epi8((1ULL << count) - 1, address); }
 
 // `ActivationTable` of words.
 struct ActivatedWords {
     Ints starts[2], slopes[2], limit, factor, zero;
-    __m128i shift, rest;
+    __m128i shift, left_shift;
     explicit ActivatedWords(const ActivationTable &t)
         : limit(same_words(static_cast<int16_t>(t.limit))), factor(same_words(static_cast<int16_t>(t.factor))),
-          zero(same_words(static_cast<int16_t>(t.zero))), shift(_mm_cvtsi32_si128(t.shift)), rest(_mm_cvtsi32_si128(15 - t.shift)) {
+          zero(same_words(static_cast<int16_t>(t.zero))), shift(_mm_cvtsi32_si128(t.shift)), left_shift(_mm_cvtsi32_si128(15 - t.shift)) {
         for (int half = 0; half < 2; ++half) {
             starts[half] = load(t.starts + 32 * half);
             slopes[half] = _mm512_sub_epi16(load(t.starts + 32 * half + 1), starts[half]);
@@ -56,7 +56,7 @@ struct ActivatedWords {
     }
     ZOO_INLINE inline Ints of(Ints x) const {
         const Ints u = _mm512_min_epu16(_mm512_abs_epi16(x), limit), segment = _mm512_srl_epi16(u, shift);
-        const Ints part = _mm512_and_si512(_mm512_sll_epi16(u, rest), _mm512_set1_epi16(32767));
+        const Ints part = _mm512_and_si512(_mm512_sll_epi16(u, left_shift), _mm512_set1_epi16(32767));
         const Ints rise = _mm512_mulhrs_epi16(_mm512_permutex2var_epi16(slopes[0], segment, slopes[1]), part);
         const Ints remainder = _mm512_add_epi16(_mm512_permutex2var_epi16(starts[0], segment, starts[1]), rise);
         const Ints result = _mm512_subs_epi16(_mm512_max_epi16(x, _mm512_setzero_si512()), remainder);
@@ -70,29 +70,29 @@ ZOO_INLINE inline void store_panel(uint8_t *out, Ints bytes) {
     if constexpr (V == 4) {
         _mm512_storeu_si512(out, bytes);
     } else if constexpr (V == 3) {
-        const __m512i found = _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, 0, 0, 0, 0), bytes);
-        _mm256_storeu_si256(reinterpret_cast<__m256i *>(out), _mm512_castsi512_si256(found));
-        _mm_storeu_si128(reinterpret_cast<__m128i *>(out + 32), _mm512_extracti32x4_epi32(found, 2));
+        const __m512i joined = _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, 0, 0, 0, 0), bytes);
+        _mm256_storeu_si256(reinterpret_cast<__m256i *>(out), _mm512_castsi512_si256(joined));
+        _mm_storeu_si128(reinterpret_cast<__m128i *>(out + 32), _mm512_extracti32x4_epi32(joined, 2));
     } else if constexpr (V == 2) {
-        const __m512i found = _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 0, 0, 0, 0), bytes);
-        _mm256_storeu_si256(reinterpret_cast<__m256i *>(out), _mm512_castsi512_si256(found));
+        const __m512i joined = _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 0, 0, 0, 0), bytes);
+        _mm256_storeu_si256(reinterpret_cast<__m256i *>(out), _mm512_castsi512_si256(joined));
     } else {
-        const __m512i found = _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0), bytes);
-        _mm_storeu_si128(reinterpret_cast<__m128i *>(out), _mm512_castsi512_si128(found));
+        const __m512i joined = _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0), bytes);
+        _mm_storeu_si128(reinterpret_cast<__m128i *>(out), _mm512_castsi512_si128(joined));
     }
 }
 template <int V>
-ZOO_INLINE inline Ints load_panel(const uint8_t *at) {
-    if constexpr (V == 4) return load(at);
+ZOO_INLINE inline Ints load_panel(const uint8_t *address) {
+    if constexpr (V == 4) return load(address);
     if constexpr (V == 3)
         return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 1, 2, 0, 3, 4, 5, 0, 6, 7, 8, 0, 9, 10, 11, 0),
-                                        _mm512_inserti32x4(_mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(at))),
-                                                           _mm_loadu_si128(reinterpret_cast<const __m128i *>(at + 32)), 2));
+                                        _mm512_inserti32x4(_mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(address))),
+                                                           _mm_loadu_si128(reinterpret_cast<const __m128i *>(address + 32)), 2));
     if constexpr (V == 2)
         return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 0, 1, 0, 2, 0, 3, 0),
-                                        _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(at))));
+                                        _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(address))));
     return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0),
-                                    _mm512_castsi128_si512(_mm_loadu_si128(reinterpret_cast<const __m128i *>(at))));
+                                    _mm512_castsi128_si512(_mm_loadu_si128(reinterpret_cast<const __m128i *>(address))));
 }
 // The floats of a panel in order.
 inline void order_panel(const Floats (&q)[4], Floats (&out)[4]) {
@@ -119,10 +119,10 @@ inline void order_panel(const Floats (&q)[1], Floats (&out)[1]) { out[0] = q[0];
 
 // The first 16, 32 or 48 channels of a vector of bytes.
 template <int Count>
-inline void store_channels(uint8_t *at, Ints bytes) {
-    if constexpr (Count >= 32) _mm256_storeu_si256(reinterpret_cast<__m256i *>(at), _mm512_castsi512_si256(bytes));
-    if constexpr (Count == 48) _mm_storeu_si128(reinterpret_cast<__m128i *>(at + 32), _mm512_extracti32x4_epi32(bytes, 2));
-    if constexpr (Count == 16) _mm_storeu_si128(reinterpret_cast<__m128i *>(at), _mm512_castsi512_si128(bytes));
+inline void store_channels(uint8_t *address, Ints bytes) {
+    if constexpr (Count >= 32) _mm256_storeu_si256(reinterpret_cast<__m256i *>(address), _mm512_castsi512_si256(bytes));
+    if constexpr (Count == 48) _mm_storeu_si128(reinterpret_cast<__m128i *>(address + 32), _mm512_extracti32x4_epi32(bytes, 2));
+    if constexpr (Count == 16) _mm_storeu_si128(reinterpret_cast<__m128i *>(address), _mm512_castsi512_si128(bytes));
 }
 
 }  // namespace

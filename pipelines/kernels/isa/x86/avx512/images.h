@@ -31,10 +31,10 @@ inline void lookup(const uint8_t *table, const uint8_t *x, uint8_t *out, int64_t
         const __mmask64 there = n - i >= 64 ? ~0ull : (1ull << (n - i)) - 1;
         const __m512i v = _mm512_maskz_loadu_epi8(there, x + i);
         const __m512i low = _mm512_and_si512(v, half), high = _mm512_and_si512(_mm512_srli_epi16(v, 4), half);
-        __m512i found = _mm512_shuffle_epi8(rows[0], low);
+        __m512i result = _mm512_shuffle_epi8(rows[0], low);
         for (int h = 1; h < 16; ++h)
-            found = _mm512_mask_shuffle_epi8(found, _mm512_cmpeq_epi8_mask(high, _mm512_set1_epi8(static_cast<char>(h))), rows[h], low);
-        _mm512_mask_storeu_epi8(out + i, there, found);
+            result = _mm512_mask_shuffle_epi8(result, _mm512_cmpeq_epi8_mask(high, _mm512_set1_epi8(static_cast<char>(h))), rows[h], low);
+        _mm512_mask_storeu_epi8(out + i, there, result);
     }
 }
 

@@ -37,20 +37,20 @@ template <int Count>
     const __m512i zero_point = _mm512_set1_epi32(l.zero_point), lowest = _mm512_set1_epi32(l.low);
 #pragma GCC unroll 6
     for (int r = 0; r < Count; ++r) {
-        const int64_t at = (first + r) * out_stride + j;
+        const int64_t offset = (first + r) * out_stride + j;
         const __m512 value = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_add_epi32(sums[r], bias)), scale);
         if (l.float_output) {
-            _mm512_mask_storeu_ps(static_cast<float *>(out) + at, mask, value);
+            _mm512_mask_storeu_ps(static_cast<float *>(out) + offset, mask, value);
         } else {
             const __m512i rounded = _mm512_max_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(value), zero_point), lowest);
-            _mm512_mask_cvtusepi32_storeu_epi8(static_cast<uint8_t *>(out) + at, mask, rounded);
+            _mm512_mask_cvtusepi32_storeu_epi8(static_cast<uint8_t *>(out) + offset, mask, rounded);
         }
     }
 }
 
-inline __m512i broadcast_four(const uint8_t *at) {
+inline __m512i broadcast_four(const uint8_t *address) {
     int32_t four;
-    std::memcpy(&four, at, 4);
+    std::memcpy(&four, address, 4);
     return _mm512_set1_epi32(four);
 }
 
@@ -82,7 +82,7 @@ void tile(const Linear &l, const RowEpilogue &epilogue, const int8_t *weight, co
 #undef SUMS
 #define LOAD(i)                                         \
     const int64_t group = groups[i];                    \
-    const uint8_t *at = x + 4 * group;                  \
+    const uint8_t *source = x + 4 * group;                  \
     const int8_t *w = weight + 256 * group;             \
     const __m512i w0 = load(w), w1 = load(w + 64), w2 = load(w + 128), w3 = load(w + 192);
 #define FETCH(i)                                     \
@@ -90,7 +90,7 @@ void tile(const Linear &l, const RowEpilogue &epilogue, const int8_t *weight, co
         _mm_prefetch(reinterpret_cast<const char *>(weight) + 256 * groups[i] + 64 * line, _MM_HINT_T0);
 #define ROW(r, set)                                          \
     if constexpr (Count > r) {                                \
-        const __m512i four = broadcast_four(at + r * x_stride);   \
+        const __m512i four = broadcast_four(source + r * x_stride);   \
         dot_u8s8(s##set##0, four, w0);                       \
         dot_u8s8(s##set##1, four, w1);                       \
         dot_u8s8(s##set##2, four, w2);                       \

@@ -19,7 +19,7 @@ inline void dot_s16s16(Sum &sum, V a, V b) {
     sum = copy;
 }
 
-inline __m512i load(const void *at) { return _mm512_loadu_si512(at); }
+inline __m512i load(const void *address) { return _mm512_loadu_si512(address); }
 
 }  // namespace
 }  // namespace zoo

@@ -16,8 +16,8 @@ constexpr int kPanelVectors = 2;  // the most of a panel: with six rows their su
 template <int V>
 constexpr int kTileRows = V == 2 ? 6 : 12;
 
-inline Floats load_floats(const void *at) { return _mm256_loadu_ps(static_cast<const float *>(at)); }
-inline void store_floats(float *at, Floats v) { _mm256_storeu_ps(at, v); }
+inline Floats load_floats(const void *address) { return _mm256_loadu_ps(static_cast<const float *>(address)); }
+inline void store_floats(float *address, Floats v) { _mm256_storeu_ps(address, v); }
 inline Ints same(int32_t x) { return _mm256_set1_epi32(x); }
 inline Ints same_words(int16_t x) { return _mm256_set1_epi16(x); }
 inline Ints same_bytes(int8_t x) { return _mm256_set1_epi8(x); }
@@ -46,9 +46,9 @@ inline int32_t sum_of(Ints v) {
     return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xB1)));
 }
 // The first `count` bytes, fewer than a vector's, and zeros.
-inline Ints load_bytes(const uint8_t *at, int64_t count) {
+inline Ints load_bytes(const uint8_t *address, int64_t count) {
     alignas(32) uint8_t bytes[32] = {};
-    std::memcpy(bytes, at, static_cast<size_t>(count));
+    std::memcpy(bytes, address, static_cast<size_t>(count));
     return load(bytes);
 }
 
@@ -59,8 +59,8 @@ ZOO_INLINE inline void store_panel(uint8_t *out, Ints bytes) {
     _mm_storeu_si128(reinterpret_cast<__m128i *>(out), _mm256_castsi256_si128(_mm256_permute4x64_epi64(bytes, 0x08)));
 }
 template <int V>
-ZOO_INLINE inline Ints load_panel(const uint8_t *at) {
-    return _mm256_permute4x64_epi64(_mm256_castsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i *>(at))), 0x10);
+ZOO_INLINE inline Ints load_panel(const uint8_t *address) {
+    return _mm256_permute4x64_epi64(_mm256_castsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i *>(address))), 0x10);
 }
 // The floats of a panel in order.
 inline void order_panel(const Floats (&q)[2], Floats (&out)[2]) {
@@ -68,9 +68,9 @@ inline void order_panel(const Floats (&q)[2], Floats (&out)[2]) {
 }
 // The first sixteen channels of a vector of bytes.
 template <int Count>
-inline void store_channels(uint8_t *at, Ints bytes) {
+inline void store_channels(uint8_t *address, Ints bytes) {
     static_assert(Count == 16, "a vector holds 32");
-    _mm_storeu_si128(reinterpret_cast<__m128i *>(at), _mm256_castsi256_si128(bytes));
+    _mm_storeu_si128(reinterpret_cast<__m128i *>(address), _mm256_castsi256_si128(bytes));
 }
 
 }  // namespace

@@ -12,9 +12,9 @@ namespace {
 
 constexpr int kTile = 6;  // rows
 
-inline Ints broadcast_four(const uint8_t *at) {
+inline Ints broadcast_four(const uint8_t *address) {
     int32_t four;
-    std::memcpy(&four, at, 4);
+    std::memcpy(&four, address, 4);
     return same(four);
 }
 
@@ -36,8 +36,8 @@ inline int64_t active_groups(const uint8_t *x, int64_t x_stride, int64_t rows, i
         const int64_t left = groups - k;
         Ints any = same(0);
         for (int64_t r = 0; r < rows; ++r) {
-            const uint8_t *at = x + r * x_stride + 4 * k;
-            any = _mm256_or_si256(any, left >= kInts ? load(at) : load_bytes(at, 4 * left));
+            const uint8_t *source = x + r * x_stride + 4 * k;
+            any = _mm256_or_si256(any, left >= kInts ? load(source) : load_bytes(source, 4 * left));
         }
         const int mask = ~_mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(any, same(0)))) & 0xFF;
         const __m256i places = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(kBitPlaces.of[mask])));
@@ -56,17 +56,17 @@ void tile(const Linear &l, const RowEpilogue &epilogue, const int8_t *weight, in
     unroll<Rows>([&](auto r) ZOO_INLINE { unroll<2 * Panels>([&](auto v) ZOO_INLINE { sums[r.value][v.value] = same(0); }); });
     for (int64_t i = 0; i < count; ++i) {
         const int64_t group = groups[i];
-        const uint8_t *at = x + 4 * group;
+        const uint8_t *source = x + 4 * group;
         const int8_t *w = weight + 4 * kPanel * group;
         if constexpr (Panels == 1) {
             const Ints low = load(w), high = load(w + 32);
             unroll<Rows>([&](auto r) ZOO_INLINE {
-                const Ints four = broadcast_four(at + r.value * x_stride);
+                const Ints four = broadcast_four(source + r.value * x_stride);
                 dot_u8s8(sums[r.value][0], four, low), dot_u8s8(sums[r.value][1], four, high);
             });
         } else {
             Ints fours[Rows];
-            unroll<Rows>([&](auto r) ZOO_INLINE { fours[r.value] = broadcast_four(at + r.value * x_stride); });
+            unroll<Rows>([&](auto r) ZOO_INLINE { fours[r.value] = broadcast_four(source + r.value * x_stride); });
             unroll<2 * Panels>([&](auto v) ZOO_INLINE {
                 const Ints weights = load(w + v.value / 2 * next + v.value % 2 * 32);
                 unroll<Rows>([&](auto r) ZOO_INLINE { dot_u8s8(sums[r.value][v.value], fours[r.value], weights); });
@@ -98,11 +98,12 @@ inline void linear(const Linear &l, const RowEpilogue &epilogue, const uint8_t *
             counts[b] = active_groups(x + begin(b) * x_stride, x_stride, height + (b < higher), groups, lists + b * room);
         const auto *weight = static_cast<const int8_t *>(l.weight);
         const int64_t together = higher ? 1 : wide_panels[height];
-        for (int64_t p = 0, some; p < panels; p += some, weight += 4 * kPanel * groups * some) {
-            some = panels - p >= together ? together : 1;
+        for (int64_t p = 0, panel_count; p < panels; p += panel_count, weight += 4 * kPanel * groups * panel_count) {
+            panel_count = panels - p >= together ? together : 1;
             for (int64_t b = 0; b < blocks; ++b) {
                 const int64_t row = begin(b), high = height + (b < higher);
-                (some > 1 ? wide_tiles : tiles)[high](l, epilogue, weight, row, p * kPanel, x + row * x_stride, x_stride, lists + b * room, counts[b], out,
+                (panel_count > 1 ? wide_tiles : tiles)[high](l, epilogue, weight, row, p * kPanel, x + row * x_stride, x_stride,
+                                                                           lists + b * room, counts[b], out,
                                                       out_stride);
             }
         }

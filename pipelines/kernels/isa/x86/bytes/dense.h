@@ -37,31 +37,31 @@ inline void pack_dense(const int8_t *weight, const int32_t *bias, const float *s
     for (int64_t p = 0; p < panels.count; ++p) {
         const int64_t vectors = panels.vectors(p), width = kInts * vectors;
         for (int64_t c = 0; c < width; ++c) {
-            const int64_t at = place(vectors, c);
-            for (int64_t k = 0; k < inputs; ++k) out[(k / 4 * width + at) * 4 + k % 4] = weight[k * outputs + first + c];
-            std::memcpy(out + inputs * width + 4 * at, bias + first + c, 4);
-            std::memcpy(out + (inputs + 4) * width + 4 * at, scale + first + c, 4);
+            const int64_t column = place(vectors, c);
+            for (int64_t k = 0; k < inputs; ++k) out[(k / 4 * width + column) * 4 + k % 4] = weight[k * outputs + first + c];
+            std::memcpy(out + inputs * width + 4 * column, bias + first + c, 4);
+            std::memcpy(out + (inputs + 4) * width + 4 * column, scale + first + c, 4);
         }
         out += (inputs + 8) * width, first += width;
     }
 }
 
-inline Ints broadcast_dword(const uint8_t *at) {
+inline Ints broadcast_dword(const uint8_t *address) {
     int32_t four;
-    std::memcpy(&four, at, 4);
+    std::memcpy(&four, address, 4);
     return same(four);
 }
 
 // The sums of Rows pixels and one panel.
 template <int Rows, int V>
 struct DenseSums {
-    Ints at[Rows][V];
+    Ints values[Rows][V];
     ZOO_INLINE inline const int8_t *run(const Dense &d, const int8_t *w, const uint8_t *const *in) {
         const uint8_t *x[Rows];
         const int8_t *bias = w + kInts * V * d.stretches * d.stretch;
         unroll<Rows>([&](auto r) ZOO_INLINE {
             x[r.value] = in[r.value];
-            unroll<V>([&](auto v) ZOO_INLINE { at[r.value][v.value] = load(bias + 4 * kInts * v.value); });
+            unroll<V>([&](auto v) ZOO_INLINE { values[r.value][v.value] = load(bias + 4 * kInts * v.value); });
         });
         for (int64_t s = 0; s < d.stretches; ++s)
             for (int64_t k = d.offsets[s], end = k + d.stretch; k < end; k += 4, w += 4 * kInts * V) {
@@ -69,7 +69,7 @@ struct DenseSums {
                 unroll<V>([&](auto v) ZOO_INLINE { weights[v.value] = load(w + 4 * kInts * v.value); });
                 unroll<Rows>([&](auto r) ZOO_INLINE {
                     const Ints four = broadcast_dword(x[r.value] + k);
-                    unroll<V>([&](auto v) ZOO_INLINE { dot_u8s8(at[r.value][v.value], four, weights[v.value]); });
+                    unroll<V>([&](auto v) ZOO_INLINE { dot_u8s8(values[r.value][v.value], four, weights[v.value]); });
                 });
             }
         return bias + 4 * kInts * V;  // the scales
@@ -139,7 +139,7 @@ void dense_tile(const Dense &d, const int8_t *w, const uint8_t *const *in, uint8
     const auto finish = [&](const auto &bytes_of, auto then) ZOO_INLINE {
         unroll<Rows>([&](auto r) ZOO_INLINE {
             Ints q[4] = {};
-            unroll<V>([&](auto v) ZOO_INLINE { q[v.value] = requantized(sums.at[r.value][v.value], scale[v.value]); });
+            unroll<V>([&](auto v) ZOO_INLINE { q[v.value] = requantized(sums.values[r.value][v.value], scale[v.value]); });
             store_panel<V>(out[r.value] + column, then(bytes_of.template pack<V>(q), r.value));
         });
     };
@@ -161,8 +161,8 @@ ZOO_INLINE inline void store_floats_of(const Sums &sums, const Scales &scale, fl
     unroll<V>([&](auto v) ZOO_INLINE { values[v.value] = multiply(to_floats(sums[v.value]), scale[v.value]); });
     order_panel(values, ordered);
     unroll<V>([&](auto v) ZOO_INLINE {
-        const int64_t at = kInts * v.value;
-        store_floats(out + at, others ? sum_of(ordered[v.value], load_floats(others + at)) : ordered[v.value]);
+        const int64_t offset = kInts * v.value;
+        store_floats(out + offset, others ? sum_of(ordered[v.value], load_floats(others + offset)) : ordered[v.value]);
     });
 }
 
@@ -173,7 +173,7 @@ void dense_tile(const Dense &d, const int8_t *w, const uint8_t *const *in, float
     Floats scale[V];
     unroll<V>([&](auto v) ZOO_INLINE { scale[v.value] = load_floats(scales + 4 * kInts * v.value); });
     unroll<Rows>([&](auto r) ZOO_INLINE {
-        store_floats_of<V>(sums.at[r.value], scale, out[r.value] + column, others ? others[r.value] + column : nullptr);
+        store_floats_of<V>(sums.values[r.value], scale, out[r.value] + column, others ? others[r.value] + column : nullptr);
     });
 }
 

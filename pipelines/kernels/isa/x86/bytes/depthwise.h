@@ -17,21 +17,21 @@ inline void pack_depthwise(const int8_t *weight, const int32_t *bias, const floa
     for (int64_t j = 0; j < (channels == kChannels / 2 ? kChannels : channels); ++j) {  // half a block's twice, for two pixels at once
         const int64_t c = j % channels;
         int8_t *block = out + j / kChannels * (4 * groups + 8) * kChannels;
-        const int64_t at = 4 * place(4, j % kChannels);
-        for (int64_t t = 0; t < 4 * groups; ++t) block[t / 4 * 4 * kChannels + at + t % 4] = weight[t * channels + c];
-        std::memcpy(block + 4 * kChannels * groups + at, bias + c, 4);
-        std::memcpy(block + 4 * kChannels * (groups + 1) + at, scale + c, 4);
+        const int64_t offset = 4 * place(4, j % kChannels);
+        for (int64_t t = 0; t < 4 * groups; ++t) block[t / 4 * 4 * kChannels + offset + t % 4] = weight[t * channels + c];
+        std::memcpy(block + 4 * kChannels * groups + offset, bias + c, 4);
+        std::memcpy(block + 4 * kChannels * (groups + 1) + offset, scale + c, 4);
     }
 }
 
 // Four taps of a block of channels, the taps of a channel side by side, placed as the weights are.
 struct Quads {
-    Ints at[4];
+    Ints values[4];
     ZOO_INLINE inline Quads(Ints a, Ints b, Ints c, Ints d) {
         const Ints ab = low_bytes(a, b), AB = high_bytes(a, b);
         const Ints cd = low_bytes(c, d), CD = high_bytes(c, d);
-        at[0] = low_words(ab, cd), at[1] = high_words(ab, cd);
-        at[2] = low_words(AB, CD), at[3] = high_words(AB, CD);
+        values[0] = low_words(ab, cd), values[1] = high_words(ab, cd);
+        values[2] = low_words(AB, CD), values[3] = high_words(AB, CD);
     }
 };
 
@@ -49,14 +49,14 @@ ZOO_INLINE inline void depthwise_block(const Depthwise &d, const int8_t *w, cons
     Ints sums[4];
     const auto begin = [&]() ZOO_INLINE { unroll<4>([&](auto i) ZOO_INLINE { sums[i.value] = load(bias + kVector * i.value); }); };
     const auto add = [&](const Quads &quads, const int8_t *weights) ZOO_INLINE {
-        unroll<4>([&](auto i) ZOO_INLINE { dot_u8s8(sums[i.value], quads.at[i.value], load(weights + kVector * i.value)); });
+        unroll<4>([&](auto i) ZOO_INLINE { dot_u8s8(sums[i.value], quads.values[i.value], load(weights + kVector * i.value)); });
     };
     if constexpr (Reused < 0) {
         for (int64_t p = 0; p < n; ++p, x += d.x_step) {
             begin();
             for (int64_t g = 0; g < d.groups; ++g) {
-                const int64_t *at = d.offsets + 4 * g;
-                add(Quads(load(x + at[0]), load(x + at[1]), load(x + at[2]), load(x + at[3])), w + kGroup * g);
+                const int64_t *offsets = d.offsets + 4 * g;
+                add(Quads(load(x + offsets[0]), load(x + offsets[1]), load(x + offsets[2]), load(x + offsets[3])), w + kGroup * g);
             }
             finish(sums);
         }
@@ -99,7 +99,7 @@ void depthwise_with(const Depthwise &d, const int8_t *w, const uint8_t *x, uint8
 inline void depthwise(const Depthwise &d, const uint8_t *x, uint8_t *out, int64_t n) {
     constexpr int64_t kHalf = kChannels / 2;
     const auto *w = static_cast<const int8_t *>(d.packed);
-    const auto whole = [](uint8_t *at, Ints bytes) ZOO_INLINE { store(at, bytes); };
+    const auto whole = [](uint8_t *address, Ints bytes) ZOO_INLINE { store(address, bytes); };
     if (d.channels == kHalf && d.columns && d.x_step == kHalf && d.out_step == kHalf && d.offsets[4] - d.offsets[0] == kHalf && n > 1) {
         Depthwise pairs = d;  // of pixels, side by side as a block's channels are: the last column of one pair is the first of the next
         pairs.x_step = pairs.out_step = kChannels;
@@ -111,7 +111,8 @@ inline void depthwise(const Depthwise &d, const uint8_t *x, uint8_t *out, int64_
         if (left >= kChannels) depthwise_with(d, w, x + c, out + c, n, whole);
         unroll<kChannels / 16 - 1>([&](auto i) {
             constexpr int kCount = 16 * (i.value + 1);
-            if (left == kCount) depthwise_with(d, w, x + c, out + c, n, [](uint8_t *at, Ints bytes) ZOO_INLINE { store_channels<kCount>(at, bytes); });
+            if (left == kCount) depthwise_with(d, w, x + c, out + c, n,
+                                                [](uint8_t *address, Ints bytes) ZOO_INLINE { store_channels<kCount>(address, bytes); });
         });
     }
 }

@@ -19,9 +19,9 @@ inline void pack_linear(const int8_t *weight, int64_t inputs, int64_t outputs, v
     std::memset(out, 0, static_cast<size_t>(packed_bytes(inputs, outputs)));
     for (int64_t k = 0; k < inputs; ++k)
         for (int64_t j = 0; j < outputs; ++j) {
-            const int64_t at = outputs <= kNarrow ? j * round_up(inputs, 64) + k
+            const int64_t index = outputs <= kNarrow ? j * round_up(inputs, 64) + k
                                                   : ((j / kPanel) * (round_up(inputs, 4) / 4) + k / 4) * 4 * kPanel + (j % kPanel) * 4 + k % 4;
-            out[at] = weight[k * outputs + j];
+            out[index] = weight[k * outputs + j];
         }
 }
 

@@ -11,10 +11,10 @@ namespace {
 inline void pack_weights(int32_t *four) {
     int8_t digits[16] = {};
     for (int i = 0; i < 4; ++i) {
-        int32_t rest = four[i];
+        int32_t remainder = four[i];
         for (int digit = 2; digit >= 0; --digit) {
-            digits[4 * digit + i] = static_cast<int8_t>(rest);
-            rest = (rest - digits[4 * digit + i]) >> 8;
+            digits[4 * digit + i] = static_cast<int8_t>(remainder);
+            remainder = (remainder - digits[4 * digit + i]) >> 8;
         }
     }
     std::memcpy(four, digits, sizeof digits);

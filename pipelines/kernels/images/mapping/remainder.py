@@ -12,8 +12,8 @@ from pipelines.graph import edit, io, query
 from pipelines.kernels.images.program import SELECTION, ValuePart
 
 
-class Rest:
-    """The float remainder: the first node without a native form, and all nodes that read its results.
+class FloatRemainder:
+    """The first node without a native form, and all nodes that read its results.
 
     Args:
         model: QDQ model.
