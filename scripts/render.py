@@ -70,8 +70,8 @@ OWN_MODELS = """Models from PyPI packages, quantized by each tool's default comm
 """
 
 
-SCANS = """Largest difference from ONNX Runtime at batch sizes from 1 to 128, as a share of the power of an output (at which batch size), and the form
-of OpenVINO where it is not the first; by `scripts/peers/scan/scan.py` ({source}).
+SCANS = """Largest difference from ONNX Runtime at batch sizes from 1 to 128, relative to the power of the output (batch size in
+brackets), and the fallback form that OpenVINO needed, if any; by `scripts/peers/scan/scan.py` ({source}).
 
 """
 
@@ -248,7 +248,7 @@ SERVING = """`zoo serve` and its peers, by `scripts/peers/serving/serving.py`.
   Inference Protocol. Servers are interleaved and restarted in every round; medians (minimum to maximum).
 - Peers run the same int8.onnx in ONNX Runtime, as in their documentation (`scripts/peers/serving/servers/`).
 - stop: the effect of SIGTERM, and processes left over.
-- Other processes shared the machine while the layers were measured.
+- HTTP layers were measured on a machine with other load.
 
 """
 LAYERS = "One native session behind each HTTP layer, computed on the server's thread ({source}):"

@@ -63,7 +63,7 @@ def trained(report: Mapping[str, Any], source: str) -> str:
         table = markdown.table([*columns, *_speed_columns(sizes)], rows)
         count = ranked[0]["quality"].get("next_items", 0)
         parts.append(
-            f"Next items: the rank of the item of each of {count:,} clicked rows among all known items outside its "
+            f"Next items: the rank of the clicked item, in {count:,} rows, among all known items outside the "
             f"history.\n\n{table}"
         )
     return "\n".join(parts)
@@ -201,13 +201,13 @@ def ranking(report: Mapping[str, Any], source: str) -> str:
     columns = ["family", "user's columns", "full rows", "rank, rows", "rank, ids", "rows: speed-up", "ids: speed-up"]
     return (
         f"One user and {models[0]['candidates']} candidates by `scripts/peers/recommenders/ranking.py` ({source}): CPU "
-        "time in ms, in turn, of rows of Python to probabilities, and of `rank` to the best ten items.\n\n"
+        "time in ms, interleaved: Python rows to probabilities, and `rank` to the ten best items.\n\n"
         f"{markdown.table(columns, inside)}\n"
-        "The model alone, encoded rows to probabilities. Its layers, crosses and attention are computed for every "
-        "candidate, but for the user's part of the first layer, so they bound what a ranking can save.\n\n"
+        "The model alone, from encoded rows to probabilities. Candidates share the user's part of the first layer; the "
+        "other layers are computed for every candidate and bound the speed-up.\n\n"
         f"{markdown.table(['family', *MODEL_COLUMNS], computed)}\n"
-        "The same over HTTP, CPU time of the server in ms a request, one client; full rows to `:run` and to the other "
-        "engines in the same server.\n\n" + markdown.table(["family", *(WAYS[way] for way in ways)], served)
+        "Over HTTP: CPU time of the server in ms per request, one client. Full rows are sent to `:run`, also for the "
+        "other engines.\n\n" + markdown.table(["family", *(WAYS[way] for way in ways)], served)
     )
 
 
@@ -261,8 +261,8 @@ def new_ids(report: Mapping[str, Any], source: str) -> str:
     return (
         f"Logs of {report['days']} days by `scripts/reproduction/recommenders.py` ({source}), {report['rows']:,} rows "
         f"each, with {report['users']} new users and {report['items']} new items a day: AUC on {report['judged']:,} "
-        f"other rows and on the {report['new']:,} of them whose user or item is new on the last day; medians of "
-        f"{report['environment']['rounds']} seeds.\n\n{markdown.table(['family', 'rows', *names], rows)}"
+        f"held-out rows, and on the {report['new']:,} of these rows with a new user or item on the last day; "
+        f"medians of {report['environment']['rounds']} seeds.\n\n{markdown.table(['family', 'rows', *names], rows)}"
     )
 
 

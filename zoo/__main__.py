@@ -36,7 +36,7 @@ def main() -> None:
         raise Interrupted
 
     def ignored(lost: Any) -> None:
-        """Sends the signal again if its exception was lost in a callback of a weak reference; imports run some."""
+        """Sends the signal again if a callback of a weak reference, as imports run them, swallowed its exception."""
         if not asked or not isinstance(lost.exc_value, KeyboardInterrupt | SystemExit):
             sys.__unraisablehook__(lost)
             return

@@ -1,7 +1,7 @@
-"""Texts that ship with the package: those that models are calibrated on without data, and others that judge int8.
+"""Texts that ship with the package: calibration texts, for models without data, and evaluation texts for int8.
 
-Both were written for this project and are in the public domain. The sentences that judge are composed of parts that
-combine freely within a language, so that no text of the calibration is among them.
+Both sets were written for this project and are in the public domain. The evaluation sentences are composed of parts
+that combine freely within a language, so that they differ from all calibration texts.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def schema(
 
 
 def is_built_in(schema: Any) -> bool:
-    """Tells whether a user named the built-in schema.
+    """Returns whether a schema is given as the name of the built-in one.
 
     Args:
         schema: Name or file of a schema, a `Schema`, or None.
@@ -112,10 +112,10 @@ def is_built_in(schema: Any) -> bool:
 
 
 def of_log(data: Any, schema: Any = None, label: str | Sequence[str] | None = None) -> bool:
-    """Tells whether a log to train on has rows without a header.
+    """Returns whether a training log has rows without a header.
 
     Args:
-        data: Log, see `zoo.recommenders.data.logs.open_log`; decides if there is no schema.
+        data: Log, see `zoo.recommenders.data.logs.open_log`; read if there is no schema.
         schema: Schema, its file, or the name of the built-in one.
         label: Columns to predict, which only logs with a header have.
 
@@ -130,10 +130,10 @@ def of_log(data: Any, schema: Any = None, label: str | Sequence[str] | None = No
 
 
 def of_card(preprocessing: Mapping[str, Any]) -> bool:
-    """Tells whether a model scores rows without a header.
+    """Returns whether a model scores rows without a header.
 
     Args:
-        preprocessing: Preprocessing of its card; that of version 0.2.0 holds no schema.
+        preprocessing: Preprocessing of its card; cards of version 0.2.0 have no schema.
     """
     return _is_headerless(preprocessing["schema"]) if "schema" in preprocessing else "hash" in preprocessing
 

@@ -134,7 +134,9 @@ def compare(
     quantized: dict[Any, Any] = {}
     with harness.leave_out("peer", left_out):
         if not issubclass(kind, GraphPipeline):
-            raise RequestError("a result is many runs of this graph, which that quantizer makes no pipeline of")
+            raise RequestError(
+                "ONNX Runtime's quantizer is not compared for models whose results take several runs of a graph"
+            )
         for i, folder in enumerate(folders):
             own = folder.path / SAMPLES
             samples = own if own.is_file() else folders[1].path / SAMPLES

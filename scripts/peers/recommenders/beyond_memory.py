@@ -156,7 +156,7 @@ Look = Callable[[NDArray[np.int32]], Any]
 
 
 def ours(case: Case, rows_memory: int) -> Look:
-    """Opens the lookups that keep often used rows."""
+    """Opens lookups with a cache of frequently used rows."""
     program = case.program()
     made = native.click_program(program, cached=cached_tables(program, 0, rows_memory))
     return lambda ids: made(ids, None, None)
@@ -298,8 +298,8 @@ def rendered(report: Mapping[str, Any], source: str) -> str:
     return (
         f"Lookups in {facts['table_gb']} GB of int8 tables on disk by `scripts/peers/recommenders/beyond_memory.py` "
         f"({source}): {facts['tables']} tables, batch size {facts['batch_size']}, wall time; an engine and its page "
-        f"cache may take {facts['memory_mb']} MB. zoo keeps {facts['rows_memory_mb']} MB of often used rows; mapping "
-        "is the same file, mapped by the same kernels. zipf: ids of Zipf's law with exponent "
+        f"cache may take {facts['memory_mb']} MB. zoo caches {facts['rows_memory_mb']} MB of frequently "
+        "used rows; mapping: the same file and kernels, memory-mapped. zipf: ids of Zipf's law with exponent "
         f"{facts['zipf']}.\n\n" + markdown.table(["ids", "engine", "lookups/s", "zoo over it", "peak MB"], rows)
     )
 

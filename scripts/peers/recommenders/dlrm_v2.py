@@ -148,9 +148,9 @@ def rendered(report: Mapping[str, Any], source: str) -> str:
     pairs, samples = ({way: ways[way][f"{what}_per_second"]["median"] for way in ways} for what in ("pairs", "samples"))
     return (
         f"A model of the shapes of MLPerf's DLRM-v2 by `scripts/peers/recommenders/dlrm_v2.py` ({source}): tables of "
-        f"{report['environment']['table_rows']:,} rows, weights of an epoch on random rows. "
-        f"zoo-native computes {pairs['pairs']:,.0f} pairs of a user and an item a second as rows of their own, "
-        f"{pairs['rank']:,.0f} where the user's columns are shared: {samples['rank']:.1f} samples a second of "
+        f"{report['environment']['table_rows']:,} rows, weights trained for an epoch on random rows. "
+        f"zoo-native computes {pairs['pairs']:,.0f} user-item pairs a second as full rows, "
+        f"{pairs['rank']:,.0f} with shared user columns: {samples['rank']:.1f} samples a second of "
         f"{mlperf['pairs_a_sample']} pairs each. MLPerf's best CPU submission has "
         f"{mlperf['samples_per_second_a_core']} a core, on a {mlperf['cpu']} with AMX.\n\n"
         + markdown.table(["engine", "batch size", "rows/s", "zoo-native over it", "max probability error"], rows)

@@ -3,7 +3,7 @@
 Every engine looks up the same ids in tables of the same codes: FBGEMM by its table-batched bags, zentorch by its group
 of quantized bags (4 bits alone), torch by one quantized bag a table. Tables are random, as large as --gigabytes says,
 all of one width; ids are uniform, or fall as rank^-1.05 with the ranks in random order. One pinned thread, in turn, CPU
-time. An engine takes the memory that its library asks for; with --huge-pages the tables of all engines lie in
+time. An engine uses the memory that its library allocates; with --huge-pages the tables of all engines lie in
 transparent huge pages, which here numpy asks for. Pooled values are compared with sums of floats first.
 """
 
@@ -292,7 +292,7 @@ def rendered(report: Mapping[str, Any], source: str) -> str:
         "Pooled rows of quantized embedding tables, million lookups a second, by "
         f"`scripts/peers/recommenders/tables.py` ({source}): tables of {width} columns, {largest:.1f} GB an engine, "
         f"batch size {report['environment']['batch_size']}, ids uniform or of Zipf's law with exponent {ZIPF}; "
-        "zoo in transparent huge pages, peers in the memory that they ask for.\n\n"
+        "zoo in transparent huge pages, peers in the memory that their libraries allocate.\n\n"
         + markdown.table(["tables", "bits", "ids", "ids of a sample", *names, "over the best peer"], rows)
     )
 

@@ -14,11 +14,11 @@ from zoo.recommenders.lowering.integer_layers import largest, largest_columns
 
 Array = NDArray[Any]
 
-ROOM = 1.25  # a range that no longer fits becomes so many times as wide, so that the next ones fit
+ROOM = 1.25  # factor by which a range that is too small is widened beyond the new values
 
 
 class TableScales:
-    """Ranges of tables and orders of units, those of an earlier model as long as the values of this one fit.
+    """Ranges of tables and orders of units; an earlier model's are kept while the values of this model fit them.
 
     Args:
         earlier: `used` of the earlier model.
@@ -54,10 +54,10 @@ class TableScales:
         return self._columns[id(table)][1]
 
     def columns(self, value: str, statistics: Array) -> Array:
-        """Returns the statistics of columns that bytes of a value have, those of the earlier model while they fit.
+        """Returns the column statistics for a value in bytes; the earlier model's while they cover this model's.
 
         Args:
-            value: Name of the value, other than those of other values.
+            value: Unique name of the value.
             statistics: Statistics of this model, float64 [n, width], of which the first are the largest magnitudes.
         """
         name = f"columns {value}"

@@ -152,7 +152,7 @@ class Fitting:
             path.unlink()
 
     def finish(self, state: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
-        """Replaces the checkpoint of a training whose files are written by one that says so.
+        """Replaces the checkpoint by a note that the training is finished.
 
         Args:
             state: State of the training.
@@ -261,7 +261,7 @@ def auc_of_parts(labels: NDArray[Any], probabilities: NDArray[Any], weights: NDA
 
 
 def gain_error(new: Mapping[str, Any], old: Mapping[str, Any]) -> float:
-    """Computes the standard error of the difference of two AUCs from those of the same parts of the held-out rows.
+    """Computes the standard error of the difference of two AUCs, from the AUCs of parts of the held-out rows.
 
     Args:
         new: Best epoch of a trial with its `auc_of_parts`.

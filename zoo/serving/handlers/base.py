@@ -307,7 +307,7 @@ class Handler:
             raise RequestError(f"{self.name} ranks no items; leave --items out")
 
     def connect(self, handlers: Mapping[str, Handler]) -> None:
-        """Makes the other models of the worker known, for those that use them.
+        """Passes the handlers of all models of the worker, for models that call others.
 
         Args:
             handlers: Handlers of the worker by public name.

@@ -60,7 +60,7 @@ class RowHandler(Handler):
             super().load_items(items)
 
     def connect(self, handlers: Mapping[str, Handler]) -> None:
-        """See `Handler.connect`; those that retrieve items give candidates to those that rank."""
+        """See `Handler.connect`; rankers take candidates of the models that retrieve items."""
         if self._ranker is not None:
             rankers = {name: handler._ranker for name, handler in handlers.items() if isinstance(handler, RowHandler)}
             self._ranker.retrievers = {
@@ -68,7 +68,7 @@ class RowHandler(Handler):
             }
 
     def run(self, jobs: Sequence[Job]) -> list[JobResult]:
-        """Runs jobs, see `Handler.run`; those that rank items one by one.
+        """Runs jobs, see `Handler.run`; rankings run one by one.
 
         Args:
             jobs: The jobs.

@@ -89,7 +89,7 @@ class EmptyBatch(RequestError):
 
 
 class WrongTask(RequestError):
-    """The model computes something else than a TEI request asks for."""
+    """The model does not support the task of a TEI request."""
 
     status = HTTPStatus.FAILED_DEPENDENCY
 

@@ -109,7 +109,7 @@ class Dispatcher:
 
     @property
     def replaces(self) -> bool:
-        """Whether workers of an older generation answer requests, which those that are started now replace."""
+        """Whether workers of an older generation still answer requests and are to be replaced."""
         return any(worker.ready and worker.generation < self._generation for worker in self.workers)
 
     def worker_ready(self, connection: WorkerConnection, models: list[dict[str, Any]]) -> None:

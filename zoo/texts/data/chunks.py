@@ -92,7 +92,7 @@ class DividedRows:
         self.texts = 0
 
     def divided(self, rows: Iterable[Row]) -> Iterator[Row]:
-        """Yields a row for every chunk of a text; an invalid row stays.
+        """Yields a row for every chunk of a text; invalid rows are passed through.
 
         Args:
             rows: Rows of one text each.

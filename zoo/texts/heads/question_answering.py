@@ -233,7 +233,7 @@ class AnswerPipeline(TaskPipeline):
     def tokenize(
         self, rows: Sequence[tuple[str, ...]], prompt: str | None = None, max_length: int | None = None
     ) -> Tokens:
-        """See `TextPipeline.tokenize`; the context of the tokens has those of the texts and their windows."""
+        """See `TextPipeline.tokenize`; the context of the tokens has the texts with the encodings of their windows."""
         length, stride = self._window(max_length)
         windows = self.tokenizer.windows(rows, stride, length, strategy="only_second") if rows else []
         encodings = [encoding for group in windows for encoding in group]

@@ -156,7 +156,7 @@ class Head(abc.ABC):
 
     @abc.abstractmethod
     def features(self, path: Path, network: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Reads what the pipeline needs of a folder, for the card.
+        """Reads the settings of the pipeline from a folder, for the card.
 
         Args:
             path: Folder of the model.

@@ -136,7 +136,7 @@ def _proposals(network: DraftNetwork, teacher: Transformer, pairs: Pairs) -> tup
 
 @torch.no_grad()
 def acceptance(network: DraftNetwork, teacher: Transformer, pairs: Pairs, tokens: int = 4096) -> list[float]:
-    """Returns the share of proposals that hold, by their distance from the newest token, given those before hold.
+    """Returns the acceptance rate of proposed tokens by position, given that all earlier proposals were accepted.
 
     Args:
         network: The draft.

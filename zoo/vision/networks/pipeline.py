@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from zoo.vision.networks.family import NetworkFile
 
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
-UNKNOWN_SIDE = 640  # of an input of any size, where an image of any size will do
+UNKNOWN_SIDE = 640  # pixels; side of example images for inputs of any size
 
 
 class Context(NamedTuple):
-    """What the results of an image need.
+    """Data of an image that postprocessing needs.
 
     Attributes:
         place: Its place in the input.
@@ -155,7 +155,7 @@ class NetworkPipeline(ImagePipeline):
         return self.prepared(raw)[0]
 
     def prepared(self, raw: Any) -> tuple[dict[str, NDArray[Any]], list[Context]]:
-        """Prepares images, and returns what their results need.
+        """Prepares images, with the context for their postprocessing.
 
         Args:
             raw: See `preprocess`.

@@ -1,4 +1,4 @@
-"""Time gaps: how long before its row every item of a sequence happened, in logarithmic buckets."""
+"""Time gaps: the age of every item of a sequence at the time of its row, in logarithmic buckets."""
 
 from __future__ import annotations
 

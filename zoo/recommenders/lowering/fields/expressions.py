@@ -24,7 +24,7 @@ class GatedCodes(Expression):
 
 
 def vectors_of(part: Expression) -> list[Expression]:
-    """Returns the vectors of an input of a layer: those behind gates or in the state of a cross network, or itself.
+    """Returns the vectors of a layer's input: the vectors before its gates or cross layers, or the input itself.
 
     Args:
         part: Input of a layer.
