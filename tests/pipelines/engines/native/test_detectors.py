@@ -127,7 +127,7 @@ def test_a_sum_of_maps_in_float_is_native(tmp_path: Path) -> None:
     assert "rest" not in images.form(path)
 
 
-@pytest.mark.parametrize("changed", ["parts", "shape", "rest", "outputs"])
+@pytest.mark.parametrize("changed", ["parts", "shape", "remainder", "outputs"])
 def test_a_damaged_program_is_one_line(changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     g, out, _ = detector(last="Sin")
     path = g.save(tmp_path / "m.onnx", SHAPE, out)
