@@ -172,4 +172,4 @@ def test_families_of_several_labels_and_next_items():
     assert "| mmoe | 0.7200 / 0.7300 | +0.00001 / +0.00001 | 0.0004 | 2.50x peer | 2.50x peer |" in lines
     assert any(line.startswith("| sasrec | 0.1860 | 0.4900 | 0.0870 | 0.0800 | -0.0002 | 0.0004 |") for line in lines)
     assert "Measured at commit 0123abc: deepfm." in text
-    assert "dcn 0.7100 / 0.6200." in text and "ple 0.7050 / 0.7150." in text and "11,000 clicked rows" in text
+    assert "dcn 0.7100 / 0.6200." in text and "ple 0.7050 / 0.7150." in text and "in 11,000 rows" in text
