@@ -28,6 +28,15 @@ def stanford(folder, kind="bert", **metadata):
     return model, lambda x: x @ weight.T, fast
 
 
+def bge(folder):
+    """A folder as that of BGE-M3, with the layer of tokens in a file of its own."""
+    model, fast = text_models.write_task(folder, "AutoModel", "bert")
+    layer = torch.nn.Linear(32, OUTPUTS)
+    torch.save(layer.state_dict(), folder / "colbert_linear.pt")
+    torch.save(torch.nn.Linear(32, 1).state_dict(), folder / "sparse_linear.pt")
+    return model, layer, fast
+
+
 def jina(folder):
     """A folder as that of jina-colbert-v2, by the code of its network and the default base of rotary positions."""
     values = text_networks.CONFIGS["jina_embeddings_v3"]

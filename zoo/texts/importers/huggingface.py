@@ -31,11 +31,13 @@ from zoo.texts.models.head import Head
 logger = logging.getLogger(__name__)
 
 PICKLED_HEAD = "model_head.pkl"  # of SetFit; unpickling would run its code
+MORE_HEADS = "*_linear.pt"  # of BGE-M3, beside its embeddings
 PATTERNS = (  # whose * also stands for folders
     "*.json",
     "artifact.metadata",
     "chat_template.jinja",
     PICKLED_HEAD,
+    MORE_HEADS,
     "*model*.safetensors",
     "*pytorch_model*.bin",
 )
@@ -51,6 +53,16 @@ HEADS = {  # what other architectures do, by the end of their name
     "LMHeadModel": "it generates text",
 }
 BERT_TOKENIZERS = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MPNetTokenizer")
+PYTHON_TOKENIZERS = (  # of transformers, which have no tokenizer.json
+    "BertJapaneseTokenizer",
+    "BertweetTokenizer",
+    "ByT5Tokenizer",
+    "CanineTokenizer",
+    "FlaubertTokenizer",
+    "PhobertTokenizer",
+    "RoCBertTokenizer",
+    "XLMTokenizer",
+)
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")  # of sentence-transformers
 NORMALIZER = {  # keys of tokenizer_config.json, by those of a BertNormalizer
     "lowercase": "do_lower_case",
@@ -139,10 +151,7 @@ def _write(
     except RequestError as error:
         errors.append(str(error))
     if not (network / tokenizer.FILE).is_file():
-        errors.append(
-            f"there is no {tokenizer.FILE}; transformers writes one: "
-            "AutoTokenizer.from_pretrained(FOLDER, use_fast=True).save_pretrained(FOLDER)"
-        )
+        errors.append(_missing_tokenizer(network, content))
     if errors:
         raise RequestError(f"cannot import {path}: {'; '.join(errors)}")
     model_config = ModelConfig.from_json(features["form"])
@@ -172,6 +181,13 @@ def _write(
             "run zoo train text-classification --data labelled.tsv --set encoder=MODEL -o FOLDER",
             path,
             PICKLED_HEAD,
+        )
+    if not head and (others := sorted(file.name for file in path.glob(MORE_HEADS))):
+        logger.warning(
+            "%s has %s, which are not imported: the model returns its dense embeddings; for a vector of every token "
+            "run zoo import --format multi-vector-encoder",
+            path,
+            " and ".join(others),
         )
     end = "" if "template" in features else _padding_end(network, config, model_config)
     changed: dict[str, Any] = {tokenizer.FILE: _tokenizer_content(network, end), CONFIG: None}
@@ -270,6 +286,20 @@ def read_features(
     if (similarity := settings.get("similarity_fn_name")) in SIMILARITIES:
         features["similarity"] = similarity
     return features
+
+
+def _missing_tokenizer(network: Path, config: Mapping[str, Any]) -> str:
+    """Returns the error of a model without tokenizer.json."""
+    kind = _json(network / "tokenizer_config.json").get("tokenizer_class") or config.get("tokenizer_class")
+    if kind in PYTHON_TOKENIZERS:
+        return (
+            f"its {kind} is written in Python, and has no {tokenizer.FILE}; expected a model whose tokenizer has one, "
+            "that is, a PreTrainedTokenizerFast"
+        )
+    return (
+        f"there is no {tokenizer.FILE}; transformers writes one: "
+        "AutoTokenizer.from_pretrained(FOLDER, use_fast=True).save_pretrained(FOLDER)"
+    )
 
 
 def _prompts(settings: Mapping[str, Any]) -> dict[str, str]:

@@ -61,6 +61,16 @@ def test_folders_of_pylate_without_expansion_and_markers(tmp_path):
     check(opened(tmp_path), made, {"most": 12}, plain)
 
 
+def test_folders_of_bge_m3(tmp_path, caplog):
+    made = models.bge(tmp_path / "theirs")
+    zoo.import_model(tmp_path / "theirs", tmp_path / "dense", pooling="cls")
+    assert "has colbert_linear.pt and sparse_linear.pt, which are not imported" in caplog.text
+    zoo.import_model(tmp_path / "theirs", tmp_path / "ours", format="multi-vector-encoder")
+    ours = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime")
+    role = {"most": ours.folder.preprocessing["max_length"], "skipped": [made[2].cls_token]}
+    check(ours, made, role, role)
+
+
 def test_folders_of_sentence_transformers(tmp_path):
     expansion = {"strategy": "min", "length": 10, "attend": False, "token": "cat"}
     made = models.sentence_transformers(tmp_path / "theirs", expansion=expansion, skiplist_words=["."])

@@ -290,3 +290,13 @@ def test_pickled_classifiers_of_setfit_are_told_and_not_read(folder, caplog):
     check(folder, model)
     assert f"theirs has a classifier in {huggingface.PICKLED_HEAD}, which is pickled and not imported" in caplog.text
     assert not (folder.parent / "ours" / huggingface.PICKLED_HEAD).exists()
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "config.json"])
+def test_tokenizers_without_a_file_are_named(folder, name):
+    text_models.write(folder)
+    (folder / "tokenizer.json").unlink()
+    content = json.loads((folder / name).read_text()) if (folder / name).is_file() else {}
+    (folder / name).write_text(json.dumps({**content, "tokenizer_class": "PhobertTokenizer"}))
+    with pytest.raises(RequestError, match="its PhobertTokenizer is written in Python, and has no tokenizer.json"):
+        zoo.import_model(folder, folder.parent / "ours")

@@ -203,7 +203,7 @@ def test_other_settings_of_an_architecture(tmp_path, kind, changes):
 @pytest.mark.parametrize(
     ("kind", "changes", "reason"),
     [
-        ("nomic_bert", {"moe_every_n_layers": 2}, "its moe_every_n_layers is 2"),
+        ("nomic_bert", {"moe_every_n_layers": 2}, "it is a mixture of experts .moe_every_n_layers is 2"),
         ("nomic_bert", {"rotary_emb_interleaved": True}, "its rotary_emb_interleaved is True"),
         ("gte", {"position_embedding_type": "absolute"}, "its position_embedding_type is 'absolute'; expected 'rope'"),
         ("qwen3", {"auto_map": {"AutoModel": "other.Model"}}, "its custom code other.Model is not known"),

@@ -1,8 +1,9 @@
 """Multi-vector encoders: a normalized vector of every token, by the layers Dense after the network.
 
-Folders of three kinds are read: of Stanford's ColBERT (architecture HF_ColBERT, artifact.metadata), of PyLate
-(query_prefix, document_prefix, ... in config_sentence_transformers.json), and of `MultiVectorEncoder` of
-sentence-transformers (modules MultiVectorMask and Normalize).
+Folders of four kinds are read: of Stanford's ColBERT (architecture HF_ColBERT, artifact.metadata), of PyLate
+(query_prefix, document_prefix, ... in config_sentence_transformers.json), of `MultiVectorEncoder` of
+sentence-transformers (modules MultiVectorMask and Normalize), and of BGE-M3 (colbert_linear.pt), whose embeddings are
+imported unless the format is named.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from pipelines.core.errors import RequestError
+from pipelines.core.errors import RequestError, one_line, requires
 from pipelines.core.files import read_json
 from zoo.texts.heads.late_interaction import metrics
 from zoo.texts.heads.late_interaction.pipeline import VECTORS, MultiVectorPipeline
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 STANFORD, METADATA = "HF_ColBERT", "artifact.metadata"
+BGE_LAYER = "colbert_linear.pt"  # of every token but the first
 MASK_MODULE, NORMALIZE = "MultiVectorMask", "Normalize"
 MODEL_TYPES = ("ColBERT", "MultiVectorEncoder")  # of config_sentence_transformers.json
 LENGTHS = {QUERY: 32, DOCUMENT: 180}  # defaults of PyLate
@@ -66,6 +69,8 @@ class LateInteraction(Head):
         """See `Head`: the layers Dense."""
         if _is_stanford(path, config):
             return {"dense": (Dense(_stanford_outputs(network), bias=False),)}
+        if _is_bge(path, config):
+            return {"dense": (Dense(len(_bge_layer(path)["dense.0.weight"])),)}
         layers = []
         for kind, folder in sentence_modules.read_modules(path):
             if kind == "Dense":
@@ -79,6 +84,8 @@ class LateInteraction(Head):
         kinds = [kind for kind, _ in sentence_modules.read_modules(path)]
         if _is_stanford(path, config):
             features = _stanford_features(network)
+        elif _is_bge(path, config):
+            features = _bge_features(network, config)
         elif MASK_MODULE in kinds:
             features = _module_features(path)
         else:
@@ -96,6 +103,10 @@ class LateInteraction(Head):
                 raise RequestError("its tokenizer has no mask_token in tokenizer_config.json; copy it from the model")
             features["expansion"]["token"] = token
         return features
+
+    def tables(self, path: Path, network: Path, features: Mapping[str, Any]) -> dict[str, NDArray[np.float32]]:
+        """See `Head`: the layer of BGE-M3, which is a file of its own."""
+        return _bge_layer(path) if _is_bge(path, read_object(network / sentence_modules.CONFIG)) else {}
 
     def weights(self, store: HeadWeights, config: ModelConfig) -> None:
         """See `Head`: "dense.N"; a residual is added to the weights.
@@ -141,6 +152,31 @@ class LateInteraction(Head):
 def _is_stanford(path: Path, config: Mapping[str, Any]) -> bool:
     """Returns whether a folder has a projection in the file of its network."""
     return STANFORD in (config.get("architectures") or []) and not (path / sentence_modules.MODULES).is_file()
+
+
+def _is_bge(path: Path, config: Mapping[str, Any]) -> bool:
+    """Returns whether a folder has the layer of BGE-M3, and no other."""
+    kinds = [kind for kind, _ in sentence_modules.read_modules(path)]
+    return (path / BGE_LAYER).is_file() and not _is_stanford(path, config) and not {"Dense", MASK_MODULE} & {*kinds}
+
+
+def _bge_layer(path: Path) -> dict[str, NDArray[np.float32]]:
+    """Reads the weight and the bias of the layer; nothing in its file is executed."""
+    with requires(f"importing {BGE_LAYER}", "int8-zoo[import]"):
+        import torch
+    try:
+        state = torch.load(path / BGE_LAYER, map_location="cpu", weights_only=True)
+        return {f"dense.0.{name}": state[name].float().numpy() for name in ("weight", "bias")}
+    except Exception as error:  # classes of pickle and torch
+        raise RequestError(f"cannot read the weights in {BGE_LAYER} ({one_line(error)}); copy it again") from error
+
+
+def _bge_features(network: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    first = special_token(network, "cls_token")
+    if not first:
+        raise RequestError("its tokenizer has no cls_token in tokenizer_config.json; copy it from the model")
+    length = int(config.get("max_position_embeddings") or 512)  # at most that of the tokenizer
+    return _features(dict.fromkeys(ROLES, ""), dict.fromkeys(ROLES, length), None, {role: [first] for role in ROLES})
 
 
 def _is_pylate(path: Path, kinds: list[str]) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from pipelines.core.errors import RequestError
 from zoo.texts.models.architectures import bert
 from zoo.texts.models.architectures.base import Architecture, ConfigFile, Rows, native_config
 from zoo.texts.models.config import Attention, ModelConfig
@@ -24,6 +25,11 @@ LINEAR = tuple(name for names in UNBIASED.values() for name in names)
 
 
 def _read(file: ConfigFile) -> ModelConfig:
+    if every := file.get("moe_every_n_layers"):
+        raise RequestError(
+            f"it is a mixture of experts (moe_every_n_layers is {every}), which is not supported; expected a dense "
+            "network, such as nomic-embed-text-v1.5"
+        )
     custom = "n_embd" in file.values
     for key, expected in (
         ("activation_function", tuple(GATED)),
@@ -33,7 +39,6 @@ def _read(file: ConfigFile) -> ModelConfig:
         ("parallel_block", (False,)),
         ("use_rms_norm", (False,)),
         ("causal", (False,)),
-        ("moe_every_n_layers", (0,)),
     ):
         file.require(key, *expected)
     width, heads = file.get("n_embd", "hidden_size", default=768), file.get("n_head", "num_attention_heads", default=12)

@@ -27,10 +27,20 @@ def _read(file: ConfigFile) -> ModelConfig:
     )
 
 
-def _split_pairs(
+def split_pairs(
     config: ModelConfig, weights: dict[str, Floats], tensors: Mapping[str, Floats], prefix: str
 ) -> list[str]:
-    """Moves the pairs (2 i, 2 i + 1) of the columns of queries and keys to (i, i + size / 2), as they are rotated."""
+    """Moves the pairs (2 i, 2 i + 1) of the columns of queries and keys to (i, i + size / 2), as they are rotated.
+
+    Args:
+        config: Configuration of the network.
+        weights: Weights by shared name, changed in place.
+        tensors: Tensors of the file.
+        prefix: Prefix of their names.
+
+    Returns:
+        No errors.
+    """
     order = np.concatenate([np.arange(0, config.head_size, 2), np.arange(1, config.head_size, 2)])
     for name in [name for name in weights if name.split(".")[-2] in ("query", "key")]:
         array = weights[name]
@@ -41,5 +51,5 @@ def _split_pairs(
 
 NAMES = {key: name for key, name in electra.NAMES.items() if key != "position"}
 ARCHITECTURE = Architecture(
-    "roformer", ("roformer",), _read, NAMES, bert.LAYER, bert.PARTS, roberta.HEAD, "gelu", adapt=_split_pairs
+    "roformer", ("roformer",), _read, NAMES, bert.LAYER, bert.PARTS, roberta.HEAD, "gelu", adapt=split_pairs
 )
