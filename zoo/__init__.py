@@ -110,7 +110,7 @@ def load(model: str | Path, **options: Any) -> ModelFolder:
     folder = open_folder(
         model_hub.fetch(name, later=[HALF] if ships_int8 else []), entry, lambda file: model_hub.fetch(name, [file])
     )
-    if ships_int8 and folder.given(HALF) and not (folder.path / HALF).is_file():
+    if ships_int8 and folder.is_listed(HALF) and not (folder.path / HALF).is_file():
         return folder
     try:
         build(folder, until="rewritten.onnx")

@@ -15,19 +15,19 @@ MOST = 2**31 - 1  # samples in a batch
 Batch = Mapping[str, NDArray[Any]]
 
 
-def whole_number(what: str, value: Any, most: int = MOST) -> int:
+def whole_number(name: str, value: Any, maximum: int = MOST) -> int:
     """Converts a value to an int.
 
     Args:
-        what: Name of the value, for the error message.
+        name: Name of the value, for the error message.
         value: Value to convert.
-        most: Largest number allowed.
+        maximum: Largest number allowed.
 
     Returns:
         The number.
 
     Raises:
-        RequestError: The value is not a whole number from 1 to `most`.
+        RequestError: The value is not a whole number from 1 to `maximum`.
     """
     expected = ""
     try:
@@ -37,10 +37,10 @@ def whole_number(what: str, value: Any, most: int = MOST) -> int:
     except TypeError:
         expected = "a whole number"
     else:
-        if 1 <= number <= most:
+        if 1 <= number <= maximum:
             return number
-    expected = expected or ("1 or more" if number < 1 else f"at most {most:,}")
-    raise RequestError(f"{what} must be {expected}, not {value!r}")
+    expected = expected or ("1 or more" if number < 1 else f"at most {maximum:,}")
+    raise RequestError(f"{name} must be {expected}, not {value!r}")
 
 
 def length(batch: Batch) -> int:

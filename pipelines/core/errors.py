@@ -72,23 +72,23 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return f"did you mean {near[0]!r}? " if near else ""
 
 
-def not_installed(what: str, library: str | None, package: str) -> RequestError:
+def not_installed(feature: str, library: str | None, package: str) -> RequestError:
     """Returns the error for a library that is not installed.
 
     Args:
-        what: Operation that needs the library.
+        feature: Operation that needs the library.
         library: Name of the library.
         package: What pip installs, such as "int8-zoo[train]".
     """
-    return RequestError(f"{what} needs {library}, which is not installed; run: pip install '{package}'")
+    return RequestError(f"{feature} needs {library}, which is not installed; run: pip install '{package}'")
 
 
 @contextmanager
-def requires(what: str, package: str) -> Iterator[None]:
+def requires(feature: str, package: str) -> Iterator[None]:
     """Context in which an import of a library that is not installed raises `not_installed`.
 
     Args:
-        what: Operation that needs the library.
+        feature: Operation that needs the library.
         package: What pip installs, such as "int8-zoo[train]".
 
     Raises:
@@ -99,7 +99,7 @@ def requires(what: str, package: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] in OWN:
             raise
-        raise not_installed(what, error.name, package) from error
+        raise not_installed(feature, error.name, package) from error
 
 
 class Panic(RuntimeError):

@@ -190,12 +190,12 @@ def _sweep(target: Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(path: str | os.PathLike[str], what: str) -> Iterator[None]:
+def locked(path: str | os.PathLike[str], message: str) -> Iterator[None]:
     """Context that holds a lock file, for one process at a time.
 
     Args:
         path: Lock file.
-        what: Message that is logged while waiting.
+        message: Message that is logged while waiting.
 
     Raises:
         OSError: The file is not writable.
@@ -206,7 +206,7 @@ def locked(path: str | os.PathLike[str], what: str) -> Iterator[None]:
     try:
         lock.acquire(timeout=PATIENCE)
     except filelock.Timeout:
-        logger.warning("waiting: %s", what)
+        logger.warning("waiting: %s", message)
         lock.acquire()
     try:
         yield

@@ -9,18 +9,18 @@ from typing import Any
 _OBJECTS: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def register(thing: Any) -> None:
+def register(instance: Any) -> None:
     """Calls `thing.forked()` in every child process that is forked from now on.
 
     Args:
-        thing: Object with the method `forked`; it is referenced weakly.
+        instance: Object with the method `forked`; it is referenced weakly.
     """
-    _OBJECTS.add(thing)
+    _OBJECTS.add(instance)
 
 
 def _in_child() -> None:
-    for thing in list(_OBJECTS):
-        thing.forked()
+    for instance in list(_OBJECTS):
+        instance.forked()
 
 
 os.register_at_fork(after_in_child=_in_child)

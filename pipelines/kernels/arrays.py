@@ -12,11 +12,11 @@ from pipelines.core.errors import RequestError
 Array = NDArray[Any]
 
 
-def require(what: str, name: str, array: Array, dtype: type, shape: tuple[int, ...]) -> None:
+def require(operator: str, name: str, array: Array, dtype: type, shape: tuple[int, ...]) -> None:
     """Checks dtype and shape of an array.
 
     Args:
-        what: Name of the operator, for the error message.
+        operator: Name of the operator, for the error message.
         name: Name of the array.
         array: The array.
         dtype: Expected dtype.
@@ -27,7 +27,7 @@ def require(what: str, name: str, array: Array, dtype: type, shape: tuple[int, .
     """
     if array.dtype != dtype or array.shape != shape:
         raise RequestError(
-            f"{what} has {name} {array.dtype} {list(array.shape)}; expected {np.dtype(dtype)} {list(shape)}"
+            f"{operator} has {name} {array.dtype} {list(array.shape)}; expected {np.dtype(dtype)} {list(shape)}"
         )
 
 

@@ -338,7 +338,7 @@ class Prunable(Protocol):
         The class takes (folder, data, *, config, importance, on_error, like) and implements
         `pipelines.compression.search.Prunable`. It also has `metric`, the name of what `quality(pipeline)` returns of
         an int8 model on held-out data, `drop`, the default accepted loss of that metric, and `batch_size`, the batch
-        that is timed. With embedding tables it has `prune_rows(least, folder)`.
+        that is timed. With embedding tables it has `prune_rows(min_count, folder)`.
         """
 
 

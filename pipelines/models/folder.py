@@ -77,15 +77,15 @@ class ModelFolder:
     @property
     def restorable(self) -> bool:
         """Whether the weights can be made again of the model that was imported."""
-        return bool(self.source) and self.fetch is not None and self.given(self.weights)
+        return bool(self.source) and self.fetch is not None and self.is_listed(self.weights)
 
     @property
     def has_float(self) -> bool:
         """Whether the float model is there beside int8.onnx, or made without training code, as an imported one is."""
         return self.imported or (self.path / "rewritten.onnx").is_file()
 
-    def given(self, name: str) -> bool:
-        """Returns whether a file comes with the card instead of being built here.
+    def is_listed(self, name: str) -> bool:
+        """Returns whether the card lists a file, which then ships with the model instead of being built.
 
         Args:
             name: Name of the file.
@@ -129,7 +129,7 @@ class ModelFolder:
         """
         if name == unlisted.INT8 and unlisted.is_replaced(self, name):
             unlisted.use_replaced(self, name)
-        elif name in STAGES and not self.given(name):
+        elif name in STAGES and not self.is_listed(name):
             from pipelines.models.stages import build  # not needed to read a folder
 
             build(self, until=name)

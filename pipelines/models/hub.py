@@ -415,11 +415,11 @@ def _card_file(name: str, value: Any) -> CardFile:
     return CardFile(name, value.get("size"), value.get("sha256"), value.get("url"), value.get("hub"))
 
 
-def require_plain(what: str, value: object) -> None:
+def require_plain(subject: str, value: object) -> None:
     """Checks a name of a file or folder.
 
     Args:
-        what: What is named, for the error message.
+        subject: What is named, for the error message.
         value: The name.
 
     Raises:
@@ -427,7 +427,7 @@ def require_plain(what: str, value: object) -> None:
     """
     if not _matches(_PLAIN, value):
         raise RequestError(
-            f"found the {what} {value!r}, expected letters, digits, '.', '_' and '-', with a letter or digit first"
+            f"found the {subject} {value!r}, expected letters, digits, '.', '_' and '-', with a letter or digit first"
         )
 
 

@@ -60,16 +60,16 @@ def _is_valid(stage: str, record: Any) -> bool:
     }.get(stage, True)
 
 
-def recipe_of(kept: Any) -> QuantRecipe | None:
+def recipe_of(settings: Any) -> QuantRecipe | None:
     """Reads a recipe.
 
     Args:
-        kept: Result of `QuantRecipe.to_json`.
+        settings: Result of `QuantRecipe.to_json`.
 
     Returns:
         The recipe; None for another value.
     """
     try:
-        return QuantRecipe(**kept)
+        return QuantRecipe(**settings)
     except (KeyError, TypeError, ValueError):
         return None

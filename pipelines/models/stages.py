@@ -88,7 +88,7 @@ def _build(folder: ModelFolder, stages: tuple[str, ...], force: bool = False) ->
         _keep_own_data(folder, folder.recipe.observer)
     outcome: dict[str, str] = {}
     for stage in stages:
-        state = "stale" if force and not folder.given(stage) else _state(folder, stage, stages[-1])
+        state = "stale" if force and not folder.is_listed(stage) else _state(folder, stage, stages[-1])
         if state == "stale":
             _make(folder, stage, force)
             machine.trim()  # graphs are reference cycles that hold the weights
@@ -113,7 +113,7 @@ def _locked(folder: ModelFolder) -> Iterator[None]:
 
 def _state(folder: ModelFolder, stage: str, until: str) -> str:
     """Returns whether a stage is "given", "kept", "replaced" or "stale"; earlier stages must not be stale."""
-    if folder.given(stage):
+    if folder.is_listed(stage):
         folder.verify(stage)
         return "given"
     if unlisted.is_replaced(folder, stage) and unlisted.use_replaced(folder, stage):
@@ -148,9 +148,9 @@ def remove_intermediate_files(folder: ModelFolder, kept: str = "") -> None:
         kept: Name of a file to keep.
     """
     for name in folder.entry.transient:
-        if name == kept or folder.given(name) or not (folder.path / name).is_file():
+        if name == kept or folder.is_listed(name) or not (folder.path / name).is_file():
             continue
-        readers = [stage for stage in BUILD_STAGES if not folder.given(stage) and name in _inputs(folder, stage)]
+        readers = [stage for stage in BUILD_STAGES if not folder.is_listed(stage) and name in _inputs(folder, stage)]
         if all(_fresh(folder, stage) or _spent(folder, stage, BUILD_STAGES[-1]) for stage in readers):
             with contextlib.suppress(OSError):  # a read-only folder
                 (folder.path / name).unlink()
@@ -172,7 +172,7 @@ def _same_inputs(folder: ModelFolder, stage: str, record: Mapping[str, Any]) -> 
 
 def _inputs(folder: ModelFolder, stage: str) -> list[str]:
     if stage == "fp32.onnx":
-        return [HALF] if folder.given(HALF) else [folder.weights]
+        return [HALF] if folder.is_listed(HALF) else [folder.weights]
     return {
         "rewritten.onnx": ["fp32.onnx"],
         "calibration.json": ["rewritten.onnx", *([TRAINED] if (folder.path / TRAINED).is_file() else [])],
@@ -229,14 +229,14 @@ def _fresh(folder: ModelFolder, stage: str) -> bool:
 def _make(folder: ModelFolder, stage: str, force: bool = False) -> None:
     start = time.perf_counter()
     for name in _inputs(folder, stage):
-        if folder.fetch and folder.given(name) and not (folder.path / name).is_file():
+        if folder.fetch and folder.is_listed(name) and not (folder.path / name).is_file():
             folder.fetch(name)
     _digests(folder, stage, {})  # raises if an input is missing
     with unlisted.kept(folder, stage, replace=force):
         _announce(folder, stage)
         match stage:
             case "fp32.onnx":
-                report = _expand(folder) if folder.given(HALF) else _freeze(folder)
+                report = _expand(folder) if folder.is_listed(HALF) else _freeze(folder)
             case "rewritten.onnx":
                 report = _rewrite(folder)
             case "calibration.json":

@@ -45,7 +45,7 @@ def is_replaced(folder: ModelFolder, stage: str) -> bool:
         stage: File of the stage.
     """
     path, record = folder.path / stage, folder.record.get(stage)
-    if folder.given(stage) or stage == NATIVE or record is None or record.get(MAKING) or not path.is_file():
+    if folder.is_listed(stage) or stage == NATIVE or record is None or record.get(MAKING) or not path.is_file():
         return False
     return bool(digest(path, record) != record.get("sha256"))
 

@@ -99,5 +99,5 @@ if __name__ == "__main__":
     parser.add_argument("output", type=Path)
     parser.add_argument("texts", type=Path, nargs="+")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=NUMBER", help=f"one of {', '.join(SIZES)}")
-    given = parser.parse_args()
-    main(given.output, given.texts, {name: int(value) for name, value in (setting.split("=") for setting in given.set)})
+    args = parser.parse_args()
+    main(args.output, args.texts, {name: int(value) for name, value in (setting.split("=") for setting in args.set)})

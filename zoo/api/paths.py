@@ -176,12 +176,12 @@ def _same(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
     return os.path.realpath(one) == os.path.realpath(other)
 
 
-def output_path(output: Model | None, what: str = "an ONNX file") -> Path:
+def output_path(output: Model | None, kind: str = "an ONNX file") -> Path:
     """Returns an output as a path.
 
     Args:
         output: Path given by the user, or None.
-        what: Kind of the result, for the message.
+        kind: Kind of the result, for the message.
 
     Returns:
         The path.
@@ -190,5 +190,5 @@ def output_path(output: Model | None, what: str = "an ONNX file") -> Path:
         RequestError: `output` is None.
     """
     if output is None:
-        raise RequestError(f"{what} needs an output path; give it with -o")
+        raise RequestError(f"{kind} needs an output path; give it with -o")
     return Path(output)

@@ -163,7 +163,7 @@ def _calibrate_folder(
     name, data = folder.card.name, calibration.data
     if isinstance(data, list):
         raise RequestError(f"found {len(data)} x --data, expected one file or folder for {name}")
-    if output is None and folder.given("calibration.json"):
+    if output is None and folder.is_listed("calibration.json"):
         raise RequestError(
             f"{name} ships its calibration table, which is read-only; write another one with --data FILE -o FILE"
         )
@@ -293,7 +293,7 @@ def quantize(
         )
         return _quantize_file(model, output, changes, table, calibration, report_path, engine)
     folder = open_model(model, preprocess)
-    if output is None and folder.given("int8.onnx"):
+    if output is None and folder.is_listed("int8.onnx"):
         raise RequestError(
             f"{folder.card.name} ships its int8.onnx, which is read-only; write another one with -o FILE"
         )

@@ -96,17 +96,17 @@ class Communication:
         return wrapped
 
 
-def exchanging(model: nn.Module, now: bool) -> contextlib.AbstractContextManager[None]:
+def exchanging(model: nn.Module, exchange: bool) -> contextlib.AbstractContextManager[None]:
     """Chooses whether backward passes exchange gradients, for gradient accumulation.
 
     Args:
         model: Model, wrapped or not.
-        now: True exchanges gradients; False accumulates them locally.
+        exchange: True exchanges gradients; False accumulates them locally.
 
     Returns:
         Context manager for the backward passes.
     """
-    if now or not isinstance(model, DistributedDataParallel):
+    if exchange or not isinstance(model, DistributedDataParallel):
         return contextlib.nullcontext()
     return model.no_sync()
 
@@ -196,8 +196,8 @@ def compared(
     model: nn.Module,
     group: Processes,
     step: Callable[[nn.Module], None],
-    one: Communication,
-    other: Communication,
+    first: Communication,
+    second: Communication,
     rounds: int,
 ) -> tuple[float, float]:
     """Times two options in turn on copies of a model.
@@ -206,15 +206,15 @@ def compared(
         model: Model to train.
         group: Processes that train together.
         step: Runs one forward and backward pass.
-        one: First options.
-        other: Second options.
+        first: First options.
+        second: Second options.
         rounds: Timed steps of every option.
 
     Returns:
-        (median time of a step with `one` / with `other`, standard error of this ratio from the spreads of both). Times
-        are those of the slowest process.
+        (median time of a step with `first` / with `second`, standard error of this ratio by both spreads). The
+        slowest process is timed.
     """
-    wrapped = [options.wrap(copy.deepcopy(model), group) for options in (one, other)]
+    wrapped = [options.wrap(copy.deepcopy(model), group) for options in (first, second)]
     for replica in wrapped:
         for _ in range(WARM):
             step(replica)
@@ -225,7 +225,7 @@ def compared(
 
 
 def share(
-    model: nn.Module, group: Processes, step: Callable[[nn.Module], None], way: Communication, rounds: int = ROUNDS
+    model: nn.Module, group: Processes, step: Callable[[nn.Module], None], options: Communication, rounds: int = ROUNDS
 ) -> float:
     """Measures the fraction of a step's time that the exchange takes: steps with and without exchange, in turn.
 
@@ -233,13 +233,13 @@ def share(
         model: Model to train.
         group: Processes that train together.
         step: Runs one forward and backward pass.
-        way: Options of the exchange.
+        options: Options of the exchange.
         rounds: Timed pairs of steps.
 
     Returns:
         Fraction, 0 to 1.
     """
-    wrapped = replace(way, static_graph=False).wrap(copy.deepcopy(model), group)
+    wrapped = replace(options, static_graph=False).wrap(copy.deepcopy(model), group)
     times = []
     for turn in range(WARM + rounds):
         whole = step_seconds(group, step, wrapped)

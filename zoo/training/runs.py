@@ -196,24 +196,24 @@ def require_task(teacher: str | Path, task: str) -> None:
 
 
 def require_same_run(
-    path: Path, kept: Mapping[str, Any], run: Mapping[str, Any], added: Mapping[str, Any] | None = None
+    path: Path, checkpoint_run: Mapping[str, Any], run: Mapping[str, Any], added: Mapping[str, Any] | None = None
 ) -> None:
     """Checks that a checkpoint belongs to a run.
 
     Args:
         path: Checkpoint, for the message.
-        kept: Run of the checkpoint: {"config": settings, "data", "start"}.
+        checkpoint_run: Run of the checkpoint: {"config": settings, "data", "start"}.
         run: Current run, in the same form.
         added: {setting that checkpoints of earlier versions lack: its value there}.
 
     Raises:
         RequestError: The runs differ; the message lists the differences.
     """
-    before = {**(added or {}), **kept["config"]}
+    before = {**(added or {}), **checkpoint_run["config"]}
     different = [
         f"{name} {before.get(name)} (now {value})" for name, value in run["config"].items() if before.get(name) != value
     ]
-    different += [f"other {name}" for name in ("data", "start") if kept[name] != run[name]]
+    different += [f"other {name}" for name in ("data", "start") if checkpoint_run[name] != run[name]]
     if different:
         raise RequestError(
             f"found a checkpoint in {path} made with {', '.join(different)}; resume with the same, or train into an "

@@ -51,19 +51,19 @@ def require_settings(settings: Mapping[str, Any], ranges: Mapping[str, Range]) -
         raise RequestError(f"found training settings out of range: {', '.join(wrong)}")
 
 
-def require_kept(name: str, value: Any, kept: Any, model: str = "the model") -> None:
+def require_kept(name: str, value: Any, expected: Any, model: str = "the model") -> None:
     """Checks a setting that fine-tuning takes over from the model it starts from.
 
     Args:
         name: Name of the setting.
         value: Value that was asked for.
-        kept: Value of the model.
+        expected: Value of the model.
         model: Name of the model.
 
     Raises:
         RequestError: The two differ.
     """
-    if value != kept:
+    if value != expected:
         raise RequestError(
-            f"found the setting {name} {value}, but fine-tuning keeps that of {model} ({kept}); leave it out"
+            f"found the setting {name} {value}, but fine-tuning keeps that of {model} ({expected}); leave it out"
         )

@@ -148,14 +148,14 @@ class TranslationPipeline(Translator):
                     text, _, prefix = text.partition("\t")
                 yield self.line(where, text, split)._replace(prefix=prefix)
 
-    def line(self, where: str, text: str | None, split: bool = False, most: int | None = None) -> Line:
+    def line(self, location: str, text: str | None, split: bool = False, max_sentences: int | None = None) -> Line:
         """Tokenizes a line and checks it.
 
         Args:
-            where: Its place, for messages.
+            location: Its place, for messages.
             text: The text; None if it is not UTF-8.
             split: Whether the text is translated in pieces where it must be, see `LineSplitter`; else whole or not.
-            most: Maximum number of its sentences; None: any.
+            max_sentences: Maximum number of its sentences; None: any.
 
         Returns:
             The line.
@@ -164,20 +164,20 @@ class TranslationPipeline(Translator):
             RequestError: It has more sentences.
         """
         if text is None:
-            return Line(where, "", "is not UTF-8", ())
+            return Line(location, "", "is not UTF-8", ())
         if split and self.tag_handling != "none":
             text, notes = clean_characters(text)
             try:
-                line = self.marked_line(where, read_markup(text, self.tag_handling), most)
+                line = self.marked_line(location, read_markup(text, self.tag_handling), max_sentences)
             except RequestError as error:
-                return Line(where, text, str(error), ())
+                return Line(location, text, str(error), ())
             return line._replace(notes=(*notes, *line.notes))
         if split:
-            return self._splitter(most).line(where, text)
+            return self._splitter(max_sentences).line(location, text)
         text, notes = clean_characters(text)
         tokens, fault = self._tokenize(text) if text else (None, "")
         parts = () if fault or tokens is None else (tokens,)
-        return Line(where, text, fault, parts, ((),) * len(parts), tuple(notes), texts=(text,) * len(parts))
+        return Line(location, text, fault, parts, ((),) * len(parts), tuple(notes), texts=(text,) * len(parts))
 
     def prefixed(self, lines: Sequence[Line]) -> list[Line]:
         """Returns the lines with the texts that their translations begin with.
@@ -230,13 +230,13 @@ class TranslationPipeline(Translator):
         translated = self.translate([part for line in lines for part in line.parts], demands)
         return translated, unmet_words(lines, demands, [hypotheses[0] for hypotheses in translated])
 
-    def marked_line(self, where: str, markup: Markup, most: int | None = None) -> Line:
+    def marked_line(self, location: str, markup: Markup, max_sentences: int | None = None) -> Line:
         """Tokenizes a text of which tags or placeholders were taken out.
 
         Args:
-            where: Its place, for messages.
+            location: Its place, for messages.
             markup: The text and the markup removed from it.
-            most: Maximum number of its sentences; None: any.
+            max_sentences: Maximum number of its sentences; None: any.
 
         Returns:
             The line.
@@ -244,7 +244,7 @@ class TranslationPipeline(Translator):
         Raises:
             RequestError: It has more sentences.
         """
-        return self._splitter(most).line(where, markup.text)._replace(text=markup.text, markup=markup)
+        return self._splitter(max_sentences).line(location, markup.text)._replace(text=markup.text, markup=markup)
 
     def _splitter(self, most: int | None) -> LineSplitter:
         return LineSplitter(self.vocabulary, self.max_length, self._language(), self.split_lines, most)

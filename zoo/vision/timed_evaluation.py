@@ -40,7 +40,7 @@ def run_scenario(
     *,
     scenario: str = SCENARIOS[0],
     count: int = 1000,
-    least: Mapping[str, float | None] | None = None,
+    min_accuracy: Mapping[str, float | None] | None = None,
     price_per_hour: float | None = None,
 ) -> dict[str, Any]:
     """Measures the accuracy of every pipeline on all images, then times the pipelines in turn on a subset.
@@ -51,7 +51,7 @@ def run_scenario(
         scenario: "single-stream" measures latency image by image and then throughput; "offline" measures throughput
             only.
         count: Number of images to time, evenly spaced in the data.
-        least: Minimum accuracy {"top1", "top5"} of every pipeline.
+        min_accuracy: Minimum accuracy {"top1", "top5"} of every pipeline.
         price_per_hour: Price of the machine per hour.
 
     Returns:
@@ -62,14 +62,14 @@ def run_scenario(
         "cost_per_million" (images, in the unit of `price_per_hour`)}]}.
 
     Raises:
-        ZooError: The accuracy of a pipeline is below `least`.
-        RequestError: An image is unreadable, or `least` is given without labels.
+        ZooError: The accuracy of a pipeline is below `min_accuracy`.
+        RequestError: An image is unreadable, or `min_accuracy` is given without labels.
     """
     if scenario not in SCENARIOS:
         raise RequestError(f"unknown scenario {scenario!r}; choose {' or '.join(SCENARIOS)}")
     if count < 1:
         raise RequestError(f"count is {count}; expected at least 1 image")
-    minimums = {name: share for name, share in (least or {}).items() if share is not None}
+    minimums = {name: share for name, share in (min_accuracy or {}).items() if share is not None}
     images, labels = _images(pipelines[0], data, minimums)
     for pipe in pipelines:
         pipe.predict(pipe.blank())  # engine "auto" selects an engine

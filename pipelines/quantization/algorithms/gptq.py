@@ -24,14 +24,14 @@ WIDEST = 4608  # maximum inputs of an output channel
 SECTION = 2304  # inputs per Gram matrix; four copies take 170 MB
 
 
-def gptq(weights: Array, scale: Array, gram: Array, most: int = 127) -> NDArray[np.int8]:
+def gptq(weights: Array, scale: Array, gram: Array, max_magnitude: int = 127) -> NDArray[np.int8]:
     """Rounds weights to integers q with small (w - q s)^T gram (w - q s) for each row w.
 
     Args:
         weights: float [channels, inputs].
         scale: float [channels].
         gram: float64 [inputs, inputs], positive definite.
-        most: Largest magnitude of an integer.
+        max_magnitude: Largest magnitude of an integer.
 
     Returns:
         int8 [channels, inputs].
@@ -47,20 +47,20 @@ def gptq(weights: Array, scale: Array, gram: Array, most: int = 127) -> NDArray[
         carried = error[:, :start] @ factor[:start, start:end]
         for j in range(start, end):
             compensation = (carried[:, j - start] + error[:, start:j] @ factor[start:j, j]) / factor[j, j]
-            q = np.clip(np.rint((w[:, j] + compensation) / s), -most, most)
+            q = np.clip(np.rint((w[:, j] + compensation) / s), -max_magnitude, max_magnitude)
             error[:, j] = w[:, j] - q * s
             result[:, order[j]] = q
     return result
 
 
-def gptq_groups(weights: Array, scale: Array, gram: Array, most: int = 127) -> NDArray[np.int8]:
+def gptq_groups(weights: Array, scale: Array, gram: Array, max_magnitude: int = 127) -> NDArray[np.int8]:
     """Rounds the weights of many small groups, such as the channels of a depthwise convolution, at once by `gptq`.
 
     Args:
         weights: float [groups, channels, inputs].
         scale: float [groups, channels].
         gram: float64 [groups, inputs, inputs], positive definite.
-        most: Largest magnitude of an integer.
+        max_magnitude: Largest magnitude of an integer.
 
     Returns:
         int8 [groups, channels, inputs].
@@ -74,29 +74,29 @@ def gptq_groups(weights: Array, scale: Array, gram: Array, most: int = 127) -> N
     for j in range(w.shape[2]):
         column = factor[:, : j + 1, j]
         compensation = np.einsum("gci,gi->gc", error[:, :, :j], column[:, :j]) / column[:, j : j + 1]
-        q = np.clip(np.rint((w[:, :, j] + compensation) / s), -most, most)
+        q = np.clip(np.rint((w[:, :, j] + compensation) / s), -max_magnitude, max_magnitude)
         error[:, :, j] = w[:, :, j] - q * s
         np.put_along_axis(result, np.broadcast_to(order[:, None, j : j + 1], (*w.shape[:2], 1)), q[:, :, None], 2)
     return result
 
 
-def drawn(width: int, most: int = POSITIONS) -> int:
+def drawn(width: int, max_positions: int = POSITIONS) -> int:
     """Returns how many input positions make up the Gram matrix of a layer.
 
-    `most` if they cost at most `WORK`, otherwise as many as `WORK` allows, but at least two per input.
+    `max_positions` if they cost at most `WORK`, otherwise as many as `WORK` allows, but at least two per input.
 
     Args:
         width: Inputs of an output channel.
-        most: Maximum number of positions, if two per input are fewer.
+        max_positions: Maximum number of positions, if two per input are fewer.
     """
-    return max(min(most, WORK // width**2), min(2 * width, POSITIONS))
+    return max(min(max_positions, WORK // width**2), min(2 * width, POSITIONS))
 
 
 def round_layer(
     layers: Sequence[ir.Node],
     weights: Array,
     scale: Array,
-    most: int,
+    max_magnitude: int,
     inputs: Iterable[Sequence[Array]],
     chunks: int,
     drawn_positions: int = POSITIONS,
@@ -107,7 +107,7 @@ def round_layer(
         layers: Layers that share the weights.
         weights: Float weights [...], in the layout of the layer.
         scale: One scale, or one per output channel, float32.
-        most: Largest magnitude of an integer.
+        max_magnitude: Largest magnitude of an integer.
         inputs: For every chunk, the input of every layer, float32.
         chunks: Number of chunks.
         drawn_positions: Maximum number of input positions, see `drawn`.
@@ -138,10 +138,10 @@ def round_layer(
             damping = DAMPING * np.trace(gram[group]) / len(gram[group]) or 1.0  # 1: its input is zero throughout
             gram[group][np.diag_indices(len(gram[group]))] += damping
         if groups > 1 and gram.shape[1] <= BLOCK:
-            result[:, :, section] = gptq_groups(rows[:, :, section], scales, gram, most)
+            result[:, :, section] = gptq_groups(rows[:, :, section], scales, gram, max_magnitude)
             continue
         for group in range(groups):
-            result[group][:, section] = gptq(rows[group][:, section], scales[group], gram[group], most)
+            result[group][:, section] = gptq(rows[group][:, section], scales[group], gram[group], max_magnitude)
     return _from_rows(layers[0], weights, result)
 
 

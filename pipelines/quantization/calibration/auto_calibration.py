@@ -154,7 +154,9 @@ def auto_calibrate(
             if name in same and (histogram.binned or name not in binned) and not (splitting and work.thorough)
         }
         quick = not work.thorough
-        observed = observe(scaled, samples, total, max_memory=max_memory, binned=binned, known=unchanged, quick=quick)
+        observed = observe(
+            scaled, samples, total, max_memory=max_memory, binned=binned, histograms=unchanged, quick=quick
+        )
         observed.release()
         return tables_of(observed, splitting=splitting, smoothing=smoothing)
 

@@ -43,7 +43,7 @@ class Observation:
         max_memory: Memory limit for the model and the activations held at once, in bytes or as text such as "1GB" (1000
             MB; "GiB" is 1024 MiB).
         binned: Tensors whose values are counted in bins; the others get min-max ranges. None: all tensors.
-        known: Histograms on the same samples, by tensor, of tensors that are not observed again.
+        histograms: Histograms on the same samples, by tensor, of tensors that are not observed again.
         quick: Run the model with onnxruntime's optimizations, which change values by their rounding, and count at most
             `DRAWN` values of a tensor and sample in bins.
 
@@ -61,20 +61,20 @@ class Observation:
         *,
         max_memory: str | int = MEMORY,
         binned: Container[str] | None = None,
-        known: Mapping[str, Histogram] = MappingProxyType({}),
+        histograms: Mapping[str, Histogram] = MappingProxyType({}),
         quick: bool = False,
     ) -> None:
         io.require_opset(model)
         self._binned, self._quick = binned, quick
-        self.samples, self.histograms, self._known = 0, dict(known), frozenset(known)
+        self.samples, self.histograms, self._known = 0, dict(histograms), frozenset(histograms)
         self._graph_digest = io.digest(model)
         self._model = model.clone()
         edit.expand_fp16(self._model)  # weights are no activations
         infer_shapes(self._model)  # an exporter may leave the types of inner values out
         self._tensors = [str(out.name) for node in self._model.graph for out in node.outputs if query.is_float(out)]
         self._order = [*(str(port.name) for port in model.graph.inputs), *self._tensors]
-        self._tensors = [name for name in self._tensors if name not in known]
-        if not self._tensors and not known:
+        self._tensors = [name for name in self._tensors if name not in histograms]
+        if not self._tensors and not histograms:
             raise RequestError("the model has no float32 activation to quantize; export it in float32")
         most = memory_bytes(max_memory)
         loaded = 4 * query.weight_bytes(self._model)  # memory of the model and its loading, as measured
@@ -272,7 +272,7 @@ def observe(
     *,
     max_memory: str | int = MEMORY,
     binned: Container[str] | None = None,
-    known: Mapping[str, Histogram] = MappingProxyType({}),
+    histograms: Mapping[str, Histogram] = MappingProxyType({}),
     quick: bool = False,
 ) -> Observation:
     """Observes a model on samples.
@@ -283,7 +283,7 @@ def observe(
         total: Number of samples, for the progress bar.
         max_memory: See `Observation`.
         binned: See `Observation`.
-        known: See `Observation`.
+        histograms: See `Observation`.
         quick: See `Observation`.
 
     Returns:
@@ -292,7 +292,7 @@ def observe(
     Raises:
         RequestError: See `Observation` and `Observation.feed`.
     """
-    observation = Observation(model, max_memory=max_memory, binned=binned, known=known, quick=quick)
+    observation = Observation(model, max_memory=max_memory, binned=binned, histograms=histograms, quick=quick)
     with progress("calibrating", total) as advance:
         for batch in samples:
             seen = observation.samples

@@ -49,14 +49,14 @@ class Effort:
     positions: int | None
     thorough: bool
 
-    def at_least(self, most: int, elements: float) -> int:
+    def at_least(self, max_samples: int, elements: float) -> int:
         """Returns a maximum number of samples, raised where samples are small, as in networks without positions.
 
         Args:
-            most: Maximum number of samples; 0: none.
+            max_samples: Maximum number of samples; 0: none.
             elements: Number of elements of the activations of one sample.
         """
-        return max(most, int(CHEAP / max(elements, 1))) if most else 0
+        return max(max_samples, int(CHEAP / max(elements, 1))) if max_samples else 0
 
     def observed_of(self, model: ir.Model) -> int | None:
         """Returns the maximum number of samples that the ranges of a model are observed on; None: all.
@@ -153,14 +153,14 @@ def split_held_out(model: ir.Model, samples: Iterable[Batch], count: int) -> tup
     return held_out, _Fitting(model, samples, stride) if stride > 1 else held_out
 
 
-def stride_of(model: ir.Model, samples: Iterable[Batch], count: int, most: int) -> int:
+def stride_of(model: ir.Model, samples: Iterable[Batch], count: int, max_samples: int) -> int:
     """Returns the stride of chunks that draws evenly.
 
     Args:
         model: Float model.
         samples: Batches.
         count: Number of samples.
-        most: Maximum number of samples to draw; fewer if they have more than `MOST` elements.
+        max_samples: Maximum number of samples to draw; fewer if they have more than `MOST` elements.
 
     Returns:
         The stride, at least 1.
@@ -168,7 +168,7 @@ def stride_of(model: ir.Model, samples: Iterable[Batch], count: int, most: int) 
     first = next(iter(sample_chunks(model, samples)))
     size, elements = length(first), max(sum(array.size for array in first.values()), 1)
     chunks = -(-count // size)
-    return max(chunks // max(min(most // size, MOST // elements), 1), 1)
+    return max(chunks // max(min(max_samples // size, MOST // elements), 1), 1)
 
 
 def _drawn(model: ir.Model, samples: Iterable[Batch], stride: int) -> list[Batch]:

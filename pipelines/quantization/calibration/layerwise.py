@@ -52,7 +52,9 @@ def chunk_size(model: ir.Model, sample: Batch, room: int = ROOM) -> int:
     return min(CHUNK, max(room // max(largest, 1), 1))
 
 
-def sample_chunks(model: ir.Model, samples: Iterable[Batch], most: int = CHUNK, room: int = ROOM) -> Iterator[Batch]:
+def sample_chunks(
+    model: ir.Model, samples: Iterable[Batch], chunk_samples: int = CHUNK, room: int = ROOM
+) -> Iterator[Batch]:
     """Yields samples in chunks of equal size.
 
     Samples keep their batches if the inputs share no first axis.
@@ -60,7 +62,7 @@ def sample_chunks(model: ir.Model, samples: Iterable[Batch], most: int = CHUNK, 
     Args:
         model: Float model; a batch size that its inputs fix is used.
         samples: Batches, array [samples, ...] for every graph input.
-        most: Size of a chunk; 0: as `chunk_size` computes it.
+        chunk_samples: Size of a chunk; 0: as `chunk_size` computes it.
         room: Memory limit for `chunk_size`, in bytes.
 
     Yields:
@@ -82,7 +84,7 @@ def sample_chunks(model: ir.Model, samples: Iterable[Batch], most: int = CHUNK, 
             yield batch
             continue
         if size < 0 and length(batch):
-            size = most or chunk_size(model, batch, room)
+            size = chunk_samples or chunk_size(model, batch, room)
         if leftover and any(leftover[0][name].shape[1:] != array.shape[1:] for name, array in batch.items()):
             if fixed < 0:  # no batch has samples of two shapes
                 yield leftover[0]
@@ -115,21 +117,21 @@ class DrawnSamples:
         return (chunk for i, chunk in enumerate(sample_chunks(self.model, self.samples)) if i % self.stride == 0)
 
 
-def drawn(model: ir.Model, samples: Iterable[Batch], count: int | None, most: int | None) -> Iterable[Batch]:
+def drawn(model: ir.Model, samples: Iterable[Batch], count: int | None, max_samples: int | None) -> Iterable[Batch]:
     """Draws samples evenly.
 
     Args:
         model: Float model.
         samples: Batches, iterated several times.
         count: Number of samples; None: unknown, nothing is left out.
-        most: Maximum number of samples; None: all.
+        max_samples: Maximum number of samples; None: all.
 
     Returns:
         `samples`, or a part of them with at least one chunk.
     """
-    if most is None or count is None or count <= most:
+    if max_samples is None or count is None or count <= max_samples:
         return samples
-    return DrawnSamples(model, samples, -(-count // max(most, CHUNK)))
+    return DrawnSamples(model, samples, -(-count // max(max_samples, CHUNK)))
 
 
 def subgraph(

@@ -135,18 +135,18 @@ def int8_scale(observed: Interval) -> np.float32:
 
 
 def weight_qparams(
-    weight: Array, axis: int | None, bits: int = 8, least: Array | float = 0.0, clip: bool = False
+    weight: Array, axis: int | None, bits: int = 8, min_scale: Array | float = 0.0, clip: bool = False
 ) -> tuple[NDArray[np.float32], NDArray[np.int8]]:
     """Quantizes a float weight symmetrically: s = max|W| / 127, so that no weight saturates.
 
     Channels that were int8 before keep their integers: s is their step, see `steps`. A channel of zeros gets the scale
-    `least`, or 1 (`stored_scales`).
+    `min_scale`, or 1 (`stored_scales`).
 
     Args:
         weight: Weight, float32 of any shape.
         axis: Channel axis of the scales, None for one scale.
         bits: Bits of a weight, 8 or 7.
-        least: Lower bound of the scales, one or one per channel.
+        min_scale: Lower bound of the scales, one or one per channel.
         clip: Use the ratio of `CLIP_RATIOS` of least squared error for each channel.
 
     Returns:
@@ -164,14 +164,14 @@ def weight_qparams(
     spacing = None if axis is None else steps(weight, axis, top)
     if axis == 0 and not clip and weight.nbytes > BLOCK:
         count = max(1, BLOCK * len(weight) // weight.nbytes)
-        lower = np.broadcast_to(least, len(weight))
+        lower = np.broadcast_to(min_scale, len(weight))
         scales, integers = np.empty(len(weight), np.float32), machine.large_zeros(weight.shape, np.int8)
         for begin in range(0, len(weight), count):
             part = slice(begin, begin + count)
             step = None if spacing is None else spacing[part]
             scales[part], integers[part] = _weight_qparams(weight[part], 0, top, lower[part], clip, step)
         return scales, integers
-    return _weight_qparams(weight, axis, top, least, clip, spacing)
+    return _weight_qparams(weight, axis, top, min_scale, clip, spacing)
 
 
 class QuantizedWeights:
@@ -181,7 +181,7 @@ class QuantizedWeights:
         self._known: dict[tuple[Any, ...], tuple[Any, Array, NDArray[np.float32], NDArray[np.int8]]] = {}
 
     def of(
-        self, weight: ir.Value, axis: int | None, bits: int, least: Array | float, clip: bool
+        self, weight: ir.Value, axis: int | None, bits: int, min_scale: Array | float, clip: bool
     ) -> tuple[NDArray[np.float32], NDArray[np.int8]]:
         """Returns `weight_qparams` of a constant, computed once for all lower bounds below the scales.
 
@@ -189,7 +189,7 @@ class QuantizedWeights:
             weight: Constant float weight.
             axis: See `weight_qparams`.
             bits: See `weight_qparams`.
-            least: See `weight_qparams`.
+            min_scale: See `weight_qparams`.
             clip: See `weight_qparams`.
 
         Returns:
@@ -199,12 +199,12 @@ class QuantizedWeights:
         assert array is not None
         key = id(tensor), axis, bits
         if clip or tensor is None:
-            return weight_qparams(array, axis, bits, least, clip)
+            return weight_qparams(array, axis, bits, min_scale, clip)
         if key not in self._known:  # with the tensor, so that no other one gets its identity
             scale, integers = weight_qparams(array, axis, bits)
             self._known[key] = tensor, np.where(integers.any(axis=_others(array, axis)), scale, 0.0), scale, integers
         _, most, scale, integers = self._known[key]
-        return (scale, integers) if np.all(least <= most) else weight_qparams(array, axis, bits, least)
+        return (scale, integers) if np.all(min_scale <= most) else weight_qparams(array, axis, bits, min_scale)
 
 
 def _others(weight: Array, axis: int | None) -> tuple[int, ...] | None:

@@ -377,9 +377,9 @@ class EndToEnd(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns boxes, scores and classes [n, most, 6]."""
-        found = self.network(x).transpose(1, 2)
-        classes, number = self.network.classes, torch.arange(found.shape[0])[..., None]
-        boxes, scores = found.split([4, classes], dim=-1)
+        outputs = self.network(x).transpose(1, 2)
+        classes, number = self.network.classes, torch.arange(outputs.shape[0])[..., None]
+        boxes, scores = outputs.split([4, classes], dim=-1)
         index = scores.amax(dim=-1).topk(self.most)[1].unsqueeze(-1)
         boxes = boxes.gather(dim=1, index=index.repeat(1, 1, 4))
         scores = scores.gather(dim=1, index=index.repeat(1, 1, classes))

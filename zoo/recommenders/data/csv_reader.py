@@ -277,12 +277,12 @@ class CsvReader:
         return None if parser is None else cls(features, log, names, parser)
 
     def batches(
-        self, bad: OnBadRow | None, seconds: defaultdict[str, float], rows: int
+        self, on_bad_row: OnBadRow | None, seconds: defaultdict[str, float], rows: int
     ) -> Iterator[ParsedRows | pa.RecordBatch]:
         """Reads all rows in order.
 
         Args:
-            bad: Called with every row that is left out, see `Log.batches`; None: the first such row raises.
+            on_bad_row: Called with every row that is left out, see `Log.batches`; None: the first such row raises.
             seconds: "read" is increased by the seconds that reading the bytes of the file took.
             rows: Rows of a parsed batch; some batches have fewer.
 
@@ -290,7 +290,8 @@ class CsvReader:
             Parsed batches; for blocks that may have a fault, text columns as from `Log.batches`.
 
         Raises:
-            RequestError: The log cannot be read to its end, or a row has another number of columns and `bad` is None.
+            RequestError: The log cannot be read to its end, or a row has another number of columns and `on_bad_row` is
+                None.
         """
         most = len(self.log.place) + 1 if isinstance(self.log.place, bytes) else PIECE
 
@@ -312,7 +313,7 @@ class CsvReader:
             buffer, end = read(0)
             start = self._start(buffer[:end].tobytes())
             if start is None:
-                yield from self.log.batches(self.names, bad, self.features.schema.forms)
+                yield from self.log.batches(self.names, on_bad_row, self.features.schema.forms)
                 return
             begin, records, kept = start, int(self.log.header), 0
             while begin < end:
@@ -327,13 +328,13 @@ class CsvReader:
                     taken, arrays = left, None
                 elif not taken and left >= 3 * logs.BLOCK:  # a quote inside a value, or a row that is longer
                     yield from batcher.flush()
-                    yield from self._again(bad, records - self.log.header, kept)
+                    yield from self._again(on_bad_row, records - self.log.header, kept)
                     return
                 taken = min(taken, left)
                 if arrays is None:
                     yield from batcher.flush()
                     text = b"\n" + buffer[begin : begin + taken].tobytes()  # the empty line keeps a BOM from being one
-                    for batch in csv_batches(self.log, text, self.names, bad, records):
+                    for batch in csv_batches(self.log, text, self.names, on_bad_row, records):
                         kept += batch.num_rows
                         yield formed(batch, self.features.schema.forms)
                 elif arrays[0]:

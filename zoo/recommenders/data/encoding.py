@@ -160,12 +160,12 @@ class Field:
         values = pa.array(self.column.encoding["values"], pa.string())
         return pc.coalesce(canonical(values, self.column.separator or LIST), values) if self.canonical else values
 
-    def ids(self, texts: pa.Array, outside: Counter[str] | None = None) -> NDArray[np.int32]:
+    def ids(self, texts: pa.Array, out_of_range: Counter[str] | None = None) -> NDArray[np.int32]:
         """Encodes texts as ids.
 
         Args:
             texts: Text array [n], null where missing.
-            outside: Counts the texts that are no row number of a table, by column; None: not counted.
+            out_of_range: Counts the texts that are no row number of a table, by column; None: not counted.
 
         Returns:
             Ids, int32 [n].
@@ -176,9 +176,9 @@ class Field:
         elif encoding["type"] == "id":
             numbers = parse_floats(texts)
             valid = (numbers >= 0) & (numbers < self.rows) & (numbers == np.floor(numbers))
-            if outside is not None and not valid.all():
+            if out_of_range is not None and not valid.all():
                 filled = pc.not_equal(texts, "").fill_null(False).to_numpy(zero_copy_only=False)
-                outside[self.name] += int(np.count_nonzero(filled & ~valid))
+                out_of_range[self.name] += int(np.count_nonzero(filled & ~valid))
             return np.where(valid, numbers, encoding.get("unknown", UNKNOWN)).astype(np.int32)
         else:
             values = self.values if pa.types.is_string(texts.type) else self.values.cast(texts.type)
@@ -202,12 +202,12 @@ class Field:
         values = pc.utf8_trim_whitespace(lists.flatten())
         return canonical(values, self.column.separator).fill_null("") if self.canonical else values, counts
 
-    def placed(self, texts: pa.Array, outside: Counter[str] | None = None) -> PlacedItems:
+    def placed(self, texts: pa.Array, out_of_range: Counter[str] | None = None) -> PlacedItems:
         """Finds the items of lists that are kept, see `items`.
 
         Args:
             texts: Text array [n], null where missing.
-            outside: See `ids`.
+            out_of_range: See `ids`.
 
         Returns:
             The items in order.
@@ -215,7 +215,7 @@ class Field:
         values, lengths = self.split(texts)
         rows = np.repeat(np.arange(len(texts)), lengths)
         filled = pc.not_equal(values, "").to_numpy(zero_copy_only=False)
-        ids = self.ids(values, outside)
+        ids = self.ids(values, out_of_range)
         if self.column.encoding["type"] == "id" or self.column.encoding.get("skip_unknown"):
             filled &= ids > 0
         index, rows = np.flatnonzero(filled), rows[filled]
@@ -227,18 +227,18 @@ class Field:
         places = counts[rows] - 1 - places if self.is_sequence else places
         return PlacedItems(ids[index], index, rows, places, lengths, counts)
 
-    def items(self, texts: pa.Array, outside: Counter[str] | None = None) -> tuple[NDArray[np.int32], Floats]:
+    def items(self, texts: pa.Array, out_of_range: Counter[str] | None = None) -> tuple[NDArray[np.int32], Floats]:
         """Encodes lists of items. Spaces around items are ignored, as are items without text.
 
         Args:
             texts: Text array [n], null where missing.
-            outside: See `ids`.
+            out_of_range: See `ids`.
 
         Returns:
             Ids of the last `width` items of every list in order, or in reverse for a sequence, int32 [n, width], and 1
             / number of items, float32 [n].
         """
-        placed = self.placed(texts, outside)
+        placed = self.placed(texts, out_of_range)
         counts = placed.counts
         out = np.full((len(texts), self.width), self.last, np.int32)
         out[placed.rows, placed.places] = placed.ids
@@ -441,7 +441,7 @@ class Encoding:
         columns: Mapping[str, pa.Array],
         index: NDArray[np.int64],
         labelled: bool,
-        outside: Counter[str] | None = None,
+        out_of_range: Counter[str] | None = None,
     ) -> Rows:
         """Encodes text columns.
 
@@ -449,7 +449,7 @@ class Encoding:
             columns: {column name: text array [n]}, null where missing. Absent features count as missing.
             index: Positions of the rows in the input, int64 [n].
             labelled: Whether to encode labels and weights.
-            outside: See `Field.ids`.
+            out_of_range: See `Field.ids`.
 
         Returns:
             n rows. Labels and weights that are no numbers are NaN, see `label_values`.
@@ -465,11 +465,11 @@ class Encoding:
             if field.is_gaps:
                 ids[:, field.start : field.start + field.width] = self._gaps(field, columns, when)
             elif field.is_list:
-                ids[:, field.start : field.start + field.width], scale = field.items(columns[field.name], outside)
+                ids[:, field.start : field.start + field.width], scale = field.items(columns[field.name], out_of_range)
                 if field.scale >= 0:
                     scales[:, field.scale] = scale
             else:
-                ids[:, field.start] = field.ids(columns[field.name], outside)
+                ids[:, field.start] = field.ids(columns[field.name], out_of_range)
 
         zero = 0.0 if self.schema.canonical else -0.0  # added, it makes -0 that is canonical 0
         values = np.zeros((count, numbers), np.float32)

@@ -145,7 +145,7 @@ class _Reader:
         self.columns = [column for column in encoding.schema.columns if column.kind != "label"]
         self.places = {column.name: i for i, column in enumerate(self.columns)}
         self.labelled = labelled  # None: unknown before the first row
-        self.seen = self.given = 0  # rows met, and those in front of the ones that the batcher holds
+        self.seen = self.emitted = 0  # rows met, and those in front of the ones that the batcher holds
         self.batcher = RowBatcher(batch_rows, encoding.shape, partial(scale_pending, encoding))
 
     @property
@@ -268,8 +268,8 @@ class _Reader:
     def _placed(self, parsed: ParsedRows) -> Rows:
         """Yields the next rows with their positions."""
         count = len(parsed.ids)
-        index = np.arange(self.given, self.given + count)
-        self.given += count
+        index = np.arange(self.emitted, self.emitted + count)
+        self.emitted += count
         ids, numbers, scales, labels, *_ = parsed
         return Rows(ids, numbers, scales, labels, np.ones(count, np.float32), index.astype(np.float64), index)
 
@@ -379,7 +379,7 @@ class _Reader:
             values, ids, complete = values[~wrong], ids[~wrong], complete[~wrong]
         index = self.seen + complete
         self.seen += piece.count
-        self.given = self.seen
+        self.emitted = self.seen
         if self.errors is not None and (left_out := self.errors.total) >= max(
             MAX_SKIPPED, MAX_SKIPPED_SHARE * self.seen
         ):

@@ -75,32 +75,32 @@ class Log:
     def batches(
         self,
         columns: Sequence[str] | None = None,
-        bad: OnBadRow | None = None,
+        on_bad_row: OnBadRow | None = None,
         forms: Mapping[str, CellForm] | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """Reads all rows in order as text columns.
 
         Args:
             columns: Names of the columns to read; None: all.
-            bad: Called with every row that has another number of columns, see `OnBadRow`; the row is left out. None:
-                the first such row raises.
+            on_bad_row: Called with every row that has another number of columns, see `OnBadRow`; the row is left out.
+                None: the first such row raises.
             forms: Form of the texts of a column, by its name; None, and for other columns: canonical.
 
         Returns:
             Record batches of string columns, null where a value is missing.
 
         Raises:
-            RequestError: The source cannot be read to its end, or a row has another number of columns and `bad` is
-                None.
+            RequestError: The source cannot be read to its end, or a row has another number of columns and `on_bad_row`
+                is None.
         """
         if self.partition:
-            yield from self._partitioned(self.columns if columns is None else tuple(columns), bad, forms or {})
+            yield from self._partitioned(self.columns if columns is None else tuple(columns), on_bad_row, forms or {})
             return
         chosen = self.columns if columns is None else tuple(columns)
         how = {name: (forms or {}).get(name, CellForm()) for name in chosen}
         with self.reading():
             if self.kind == "csv":
-                for batch in csv_batches(self, self.stream(), chosen, bad):
+                for batch in csv_batches(self, self.stream(), chosen, on_bad_row):
                     yield formed(batch, how)
                 return
             for rows in _json_rows(self) if self.kind == "jsonl" else _tables(self, chosen):
@@ -421,7 +421,7 @@ def _of_rows(log: Log, rows: Iterable[Mapping[str, Any]]) -> Log:
 
 
 def csv_batches(
-    log: Log, source: Any, columns: Sequence[str], bad: OnBadRow | None, before: int | None = None
+    log: Log, source: Any, columns: Sequence[str], on_bad_row: OnBadRow | None, before: int | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Reads CSV records as text columns, see `Log.batches`.
 
@@ -429,7 +429,7 @@ def csv_batches(
         log: Log of the records.
         source: A stream; with `before`, bytes that become one batch.
         columns: Names of the columns to read.
-        bad: Called with every row that has another number of columns; None: the first such row raises.
+        on_bad_row: Called with every row that has another number of columns; None: the first such row raises.
         before: Number of records in front of `source`, including the header; None: `source` is the whole log.
 
     Returns:
@@ -441,10 +441,10 @@ def csv_batches(
     path, header, earlier = log.path, log.header and before is None, before or 0
 
     def skip(row: Any) -> str:
-        assert bad is not None
+        assert on_bad_row is not None
         number = row.number + earlier
         fault = f"found {row.actual_columns} columns, expected {row.expected_columns}"
-        bad(number - 1 - log.header, "columns", f"{path} row {number}: {fault}")
+        on_bad_row(number - 1 - log.header, "columns", f"{path} row {number}: {fault}")
         return "skip"
 
     try:
@@ -459,7 +459,7 @@ def csv_batches(
                 delimiter=log.delimiter,
                 quote_char='"' if log.header else False,
                 newlines_in_values=log.header,
-                invalid_row_handler=None if bad is None else skip,  # a thread of Arrow frees it
+                invalid_row_handler=None if on_bad_row is None else skip,  # a thread of Arrow frees it
             ),
             convert_options=pa.csv.ConvertOptions(
                 include_columns=list(columns),

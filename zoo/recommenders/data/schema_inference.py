@@ -200,7 +200,7 @@ def _survey(
         for log in logs:
             lacking.update({name: log.path for name in seen if name not in log.columns})
             read = [name for name in log.columns if name in seen and name not in ignored]
-            for batch in log.batches(read, bad=(lambda *_: None) if skip else None):
+            for batch in log.batches(read, on_bad_row=(lambda *_: None) if skip else None):
                 rows += batch.num_rows
                 columns = dict(zip(read, batch.columns, strict=True))
                 for name, column in columns.items():

@@ -118,7 +118,7 @@ class Catalogue:
             )
         return np.array([places[text] for text in texts], np.int64)
 
-    def found(self, ids: Any) -> FoundItems | None:
+    def find_texts(self, ids: Any) -> FoundItems | None:
         """Finds items by different ids, given as texts.
 
         Args:

@@ -128,11 +128,11 @@ class PrunableRecommender(PrunableModel):
         """
         self._save(self.features, *self._pruned(widths), folder)
 
-    def prune_rows(self, least: int, folder: Path) -> dict[str, Any]:
+    def prune_rows(self, min_count: int, folder: Path) -> dict[str, Any]:
         """Writes the model without low-frequency embedding rows, see `zoo.recommenders.training.rare_rows`.
 
         Args:
-            least: Values that occur less often in the training rows are removed.
+            min_count: Values that occur less often in the training rows are removed.
             folder: Folder to write to, as in `save`.
 
         Returns:
@@ -150,14 +150,14 @@ class PrunableRecommender(PrunableModel):
                 "prune rows of; leave rows=N out"
             )
         counts = CategoryCounts(self.features, self.log, self.split, 1).counts
-        names = rare_rows.with_vocabularies(self.features, self._data, counts, least)
+        names = rare_rows.with_vocabularies(self.features, self._data, counts, min_count)
         named = CategoryCounts(names, self._read(names), self.split, 1).counts
-        features, network = rare_rows.prune(self.network, self.features, self.sized, counts, least, names, named)
+        features, network = rare_rows.prune(self.network, self.features, self.sized, counts, min_count, names, named)
         self._save(features, self.sized, network, folder)
         before, after = rare_rows.table_rows(self.features), rare_rows.table_rows(features)
         columns = {name: [before[name], after[name]] for name in before if after[name] < before[name]}
         rows = [sum(before.values()), sum(after.values())]
-        return {"least": least, "rows": rows, "columns": columns, "kept": rare_rows.without_vocabulary(features)}
+        return {"least": min_count, "rows": rows, "columns": columns, "kept": rare_rows.without_vocabulary(features)}
 
     def _save(self, features: Features, config: Any, network: nn.Module, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)

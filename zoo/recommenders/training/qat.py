@@ -62,7 +62,7 @@ class FakeQuantization:
     """Fake quantization of the networks of a model folder, with its recipe and calibration table."""
 
     def __init__(self, folder: ModelFolder, features: Features) -> None:
-        self.features, self.given = features, folder.own_recipe
+        self.features, self.base_recipe = features, folder.own_recipe
         self.passes = folder.entry.passes
         self.table = CalibrationTable.load(folder.ensure("calibration.json"))
 
@@ -76,9 +76,9 @@ class FakeQuantization:
             The family's recipe with the layers that stay float, without error bound, bias correction and range search.
         """
         opened = tuple(re.escape(name) for name in open_layers(model))
-        kept = tuple(dict.fromkeys((*self.given.keep_float, *opened)))
+        kept = tuple(dict.fromkeys((*self.base_recipe.keep_float, *opened)))
         options: Any = {"observer": "minmax", "search": False, "correct": False, "bound": 0.0}
-        return replace(self.given, keep_float=kept, **options)
+        return replace(self.base_recipe, keep_float=kept, **options)
 
     def rewritten(self, network: nn.Module, steps: fx.Graph | None = None) -> ir.Model:
         """Exports and rewrites the graph that will be quantized.

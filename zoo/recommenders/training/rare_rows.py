@@ -27,7 +27,7 @@ Ids = NDArray[np.int64]
 MAX_VALUES = 100_000  # values of a hashed column that become a vocabulary, at most
 
 
-def with_vocabularies(features: Features, data: Any, counts: Sequence[Ids], least: int) -> Features:
+def with_vocabularies(features: Features, data: Any, counts: Sequence[Ids], min_count: int) -> Features:
     """Replaces hashed categories by vocabularies of their frequent values.
 
     A column stays hashed if it has no frequent value, more than `MAX_VALUES`, or at least as many as buckets.
@@ -36,7 +36,7 @@ def with_vocabularies(features: Features, data: Any, counts: Sequence[Ids], leas
         features: Features of the model.
         data: Log, as in `open_logs`.
         counts: Occurrences of every id of every field, int64 [rows of the table] each.
-        least: Occurrences from which a value is frequent.
+        min_count: Occurrences from which a value is frequent.
 
     Returns:
         Features with the vocabularies.
@@ -57,12 +57,12 @@ def with_vocabularies(features: Features, data: Any, counts: Sequence[Ids], leas
                 if fields[name].is_list:
                     texts, _ = fields[name].split(texts)
                 values = texts.value_counts()
-                often = seen[name][_buckets(values.field(0), fields[name])] >= least  # others cannot be
+                often = seen[name][_buckets(values.field(0), fields[name])] >= min_count  # others cannot be
                 kept = values.filter(pa.array(often))
                 occurrences[name].update(dict(zip(kept.field(0).to_pylist(), kept.field(1).to_pylist(), strict=True)))
 
     def by_name(column: Column) -> Column:
-        values = [text for text, count in occurrences.get(column.name, {}).items() if count >= least and text]
+        values = [text for text, count in occurrences.get(column.name, {}).items() if count >= min_count and text]
         if not 0 < len(values) <= min(MAX_VALUES, column.encoding.get("buckets", 0) - 1):
             return column
         ordered = sorted(values, key=lambda text: (-occurrences[column.name][text], text))
@@ -76,11 +76,11 @@ def prune(
     features: Features,
     config: Any,
     counts: Sequence[Ids],
-    least: int,
+    min_count: int,
     names: Features | None = None,
     named: Sequence[Ids] | None = None,
 ) -> tuple[Features, nn.Module]:
-    """Removes values with fewer than `least` occurrences from features and network.
+    """Removes values with fewer than `min_count` occurrences from features and network.
 
     The most frequent value of a vocabulary is always kept. A value that was hashed gets the row of its bucket. The row
     of unknown values becomes the mean of all rows that it now represents, weighted by their occurrences; it is
@@ -91,7 +91,7 @@ def prune(
         features: Features of the network.
         config: Settings of the network.
         counts: Occurrences of every id of every field, int64 [rows of the table] each.
-        least: Occurrences from which a value is kept.
+        min_count: Occurrences from which a value is kept.
         names: Features from `with_vocabularies`; None: hashed columns keep all rows, as do columns of row numbers.
         named: Occurrences in the encoding of `names`.
 
@@ -103,7 +103,7 @@ def prune(
     """
     names, named = names or features, counts if named is None else named
     kept = {
-        field.name: _frequent_ids(count, least)
+        field.name: _frequent_ids(count, min_count)
         for field, count in zip(names.fields, named, strict=True)
         if field.column.encoding["type"] == "vocabulary"
     }
@@ -112,13 +112,13 @@ def prune(
         raise RequestError(f"found no column with values whose rows could go, only {kinds}; leave rows out")
     before = {column.name: column for column in features.schema.columns}
     columns = tuple(
-        _prune_vocabulary(before[column.name], column, kept[column.name], least) if column.name in kept else column
+        _prune_vocabulary(before[column.name], column, kept[column.name], min_count) if column.name in kept else column
         for column in names.schema.columns
     )
     fewer = Features(replace(features.schema, columns=columns))
     if table_rows(fewer) == table_rows(features):
         raise RequestError(
-            f"found every value {least} times or more in the rows to train on; ask for more, or leave rows out"
+            f"found every value {min_count} times or more in the rows to train on; ask for more, or leave rows out"
         )
     places = {field.name: index for index, field in enumerate(features.fields)}
 

@@ -66,12 +66,12 @@ class Api(Protocol):
         """
 
 
-def text_lines(job: Job, most: int, name: str) -> list[str]:
+def text_lines(job: Job, max_lines: int, name: str) -> list[str]:
     """Splits a text body into lines, as files are: LF or CRLF ends a line, and a byte order mark is dropped.
 
     Args:
         job: The job.
-        most: Maximum number of lines.
+        max_lines: Maximum number of lines.
         name: What a line holds, for messages.
 
     Returns:
@@ -82,7 +82,7 @@ def text_lines(job: Job, most: int, name: str) -> list[str]:
         ContentTooLarge: The text is too long.
     """
     body = job.body.removesuffix(b"\n")
-    require_count(body.count(b"\n") + 1, most, name)
+    require_count(body.count(b"\n") + 1, max_lines, name)
     limits.TEXT.require(len(body), job.received_bytes)
     lines = []
     for line in decoded(io.BytesIO(job.body)):
@@ -92,19 +92,19 @@ def text_lines(job: Job, most: int, name: str) -> list[str]:
     return lines or [""]
 
 
-def require_count(count: int, most: int, name: str) -> None:
+def require_count(count: int, maximum: int, name: str) -> None:
     """Checks the number of samples in a body.
 
     Args:
         count: The number.
-        most: Maximum number.
+        maximum: Maximum number.
         name: What is counted, for messages.
 
     Raises:
         RequestError: There are none, or more.
     """
-    if not 1 <= count <= most:
-        raise RequestError(f"the body has {count} {name}; expected 1 to {most}")
+    if not 1 <= count <= maximum:
+        raise RequestError(f"the body has {count} {name}; expected 1 to {maximum}")
 
 
 def json_value(job: Job, key: str) -> Any:

@@ -90,7 +90,7 @@ class ItemRanker:
         request["by"] = by
         request["top"] = None if top is None else whole_number("top", top)
         plain = self.catalogue is not None and bool(items) and source is None and candidates is None
-        if plain and (numbers := self.catalogue.found(items)) is not None:  # type: ignore[union-attr]
+        if plain and (numbers := self.catalogue.find_texts(items)) is not None:  # type: ignore[union-attr]
             return {**request, "items": self.catalogue, "ids": numbers}  # nothing else is to be checked
         kinds = _kinds(items)
         if isinstance(items, list) and kinds == {dict}:

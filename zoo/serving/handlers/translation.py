@@ -136,7 +136,7 @@ class TranslationHandler(Handler):
         limits.TEXT.require(sum(map(len, texts)), job.received_bytes)
         lines, count = [], 0
         for i, text in enumerate(texts, 1):
-            lines.append(pipeline.line(f"line {i}", text, split=True, most=MAX_SENTENCES))
+            lines.append(pipeline.line(f"line {i}", text, split=True, max_sentences=MAX_SENTENCES))
             count += len(lines[-1].parts)
             require_count(max(count, 1), MAX_SENTENCES, "sentences")
         if not any(line.pieces and not line.fault for line in lines):

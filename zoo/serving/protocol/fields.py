@@ -95,13 +95,13 @@ class Fields:
             raise RequestError(f"found {name} {_shown(value)}, expected true or false")
         return default if value is None else value
 
-    def whole(self, name: str, most: int, least: int = 1) -> int | None:
+    def whole(self, name: str, maximum: int, minimum: int = 1) -> int | None:
         """Returns a whole number.
 
         Args:
             name: Name of the field.
-            most: Largest number.
-            least: Smallest number.
+            maximum: Largest number.
+            minimum: Smallest number.
 
         Returns:
             The number; None if the field is missing.
@@ -110,8 +110,8 @@ class Fields:
             RequestError: It is another value.
         """
         value = self._content.get(name)
-        if value is not None and (type(value) is not int or not least <= value <= most):
-            raise RequestError(f"found {name} {_shown(value)}, expected a whole number from {least} to {most:,}")
+        if value is not None and (type(value) is not int or not minimum <= value <= maximum):
+            raise RequestError(f"found {name} {_shown(value)}, expected a whole number from {minimum} to {maximum:,}")
         return value
 
     def choice(self, name: str, choices: Sequence[str], default: str) -> str:

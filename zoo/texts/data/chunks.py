@@ -170,7 +170,7 @@ def require_chunking(tokenizer: Tokenizer, chunking: Chunking, prompt: str = "")
 
 
 def divide(
-    tokenizer: Tokenizer, texts: Sequence[str], chunking: Chunking, prompt: str = "", most: int = MAX_CHUNKS
+    tokenizer: Tokenizer, texts: Sequence[str], chunking: Chunking, prompt: str = "", max_chunks: int = MAX_CHUNKS
 ) -> Chunks:
     """Divides texts into chunks, between words where a word fits into a chunk.
 
@@ -182,7 +182,7 @@ def divide(
         texts: The texts; an empty one is one chunk.
         chunking: How.
         prompt: Prefix that every chunk will get.
-        most: Maximum number of chunks.
+        max_chunks: Maximum number of chunks.
 
     Returns:
         The chunks, without the prompt.
@@ -200,10 +200,10 @@ def divide(
             for begin, segment in _segments(text)
             for start, end in _spans(tokenizer.encode(segment, special_tokens=False), room, chunking.stride)
         )
-        places = [*itertools.islice(own, most - len(chunks) + 1)] or [(0, len(text))]
-        if len(chunks) + len(places) > most:
+        places = [*itertools.islice(own, max_chunks - len(chunks) + 1)] or [(0, len(text))]
+        if len(chunks) + len(places) > max_chunks:
             raise RequestError(
-                f"found more than {most:,} chunks of {chunking.size} tokens with the stride {chunking.stride}; "
+                f"found more than {max_chunks:,} chunks of {chunking.size} tokens with the stride {chunking.stride}; "
                 "expected fewer texts, larger chunks or a smaller stride"
             )
         chunks += [text[start:end] for start, end in places]

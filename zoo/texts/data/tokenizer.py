@@ -406,14 +406,14 @@ class Tokenizer:
             ) from error
         return [[encoding, *encoding.overflowing] for encoding in encodings]
 
-    def count(self, text: str, most: int) -> int:
-        """Returns the number of tokens of a text without special tokens, at most about `most` of a long text.
+    def count(self, text: str, limit: int) -> int:
+        """Returns the number of tokens of a text without special tokens, at most about `limit` of a long text.
 
         Args:
             text: The text.
-            most: Number of tokens up to which the caller counts.
+            limit: Number of tokens up to which the caller counts.
         """
-        return len(self.encode(text[: FACTORS[-1] * MAX_TOKEN_CHARACTERS * most], special_tokens=False).ids)
+        return len(self.encode(text[: FACTORS[-1] * MAX_TOKEN_CHARACTERS * limit], special_tokens=False).ids)
 
     def token(self, number: int) -> str:
         """Returns the text of a token, such as ##ing.

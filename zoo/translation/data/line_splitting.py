@@ -61,11 +61,11 @@ class LineSplitter:
     unknown_words: dict[str, bool] = field(default_factory=dict)
     foreign: bool = False
 
-    def line(self, where: str, text: str) -> Line:
+    def line(self, location: str, text: str) -> Line:
         """Splits a line.
 
         Args:
-            where: Its place, for messages.
+            location: Its place, for messages.
             text: The text.
 
         Returns:
@@ -84,13 +84,13 @@ class LineSplitter:
                     self._are_unknown(text.split(" "))  # all at once
                 sentences = split_sentences(text, self.language) or [text]
                 if self.most is not None and len(sentences) > self.most:
-                    raise RequestError(f"{where} has {len(sentences):,} sentences; expected at most {self.most:,}")
+                    raise RequestError(f"{location} has {len(sentences):,} sentences; expected at most {self.most:,}")
                 self._add_all(sentences)
             else:
                 self._add(text, tokens)
         fault = UNKNOWN_SCRIPT if self.foreign and not self.parts else ""
         parts, pieces, texts = tuple(self.parts), tuple(self.pieces), tuple(self.texts)
-        return Line(where, text, fault, parts, pieces, tuple(self.notes), texts=texts)
+        return Line(location, text, fault, parts, pieces, tuple(self.notes), texts=texts)
 
     def _encode(self, text: str) -> Tokens | None:
         """Returns the tokens of a text, or None if it has too many characters."""

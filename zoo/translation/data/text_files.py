@@ -31,16 +31,16 @@ class Faults(Counter[str]):
         super().__init__()
         self.shown: list[str] = []
 
-    def add(self, reason: str, where: str = "") -> None:
+    def add(self, reason: str, location: str = "") -> None:
         """Counts a dropped line.
 
         Args:
             reason: The reason.
-            where: File and line, for messages.
+            location: File and line, for messages.
         """
         self[reason] += 1
-        if where and len(self.shown) < MAX_WARNINGS:
-            self.shown.append(f"{where}: {reason}")
+        if location and len(self.shown) < MAX_WARNINGS:
+            self.shown.append(f"{location}: {reason}")
 
 
 def sources(data: Any) -> list[str]:

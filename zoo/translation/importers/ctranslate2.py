@@ -353,16 +353,18 @@ class _Reader(ModelReader):
         if not model_config.tied_output:
             state["output_weight"] = numbered[1].table(output)
 
-        def norm(ours: str, theirs: str) -> None:
-            state[f"{ours}.weight"] = self._array(f"{theirs}/gamma", width)
-            state[f"{ours}.bias"] = self._array(f"{theirs}/beta", width)
+        def norm(parameter: str, stored: str) -> None:
+            state[f"{parameter}.weight"] = self._array(f"{stored}/gamma", width)
+            state[f"{parameter}.bias"] = self._array(f"{stored}/beta", width)
 
-        def linear(ours: Sequence[str], theirs: str, outputs: int, inputs: int) -> None:
+        def linear(parameter: Sequence[str], stored: str, outputs: int, inputs: int) -> None:
             """A linear layer, or several that are one there."""
-            weight = self._array(f"{theirs}/weight", len(ours) * outputs, inputs)
-            has_bias = f"{theirs}/bias" in self.tensors
-            offset = self._array(f"{theirs}/bias", len(weight)) if has_bias else np.zeros(len(weight), np.float32)
-            for name, part, more in zip(ours, np.split(weight, len(ours)), np.split(offset, len(ours)), strict=True):
+            weight = self._array(f"{stored}/weight", len(parameter) * outputs, inputs)
+            has_bias = f"{stored}/bias" in self.tensors
+            offset = self._array(f"{stored}/bias", len(weight)) if has_bias else np.zeros(len(weight), np.float32)
+            for name, part, more in zip(
+                parameter, np.split(weight, len(parameter)), np.split(offset, len(parameter)), strict=True
+            ):
                 state[f"{name}.weight"], state[f"{name}.bias"] = part, more
 
         for side, other, layers, hidden in (

@@ -364,13 +364,13 @@ class _Reader(Folder):
                 layers.norm(f"{side}_norm", f"{side}_top")
         return layers.state
 
-    def note_quantized(self, ours: str, weight: Tensor, *names: str) -> None:
+    def note_quantized(self, parameter: str, weight: Tensor, *names: str) -> None:
         """Registers a quantized weight, and the maximum magnitude of its input if the file has its multiplier."""
         if weight.multiplier:
-            self.int8.add(ours)
+            self.int8.add(parameter)
             alpha = next((tensor.values for name in names if (tensor := self.tensors.get(name + ALPHA))), np.zeros(1))
             if 0 < (multiplier := float(alpha.ravel()[0])) < np.inf:
-                self.magnitudes[ours] = 127 / multiplier
+                self.magnitudes[parameter] = 127 / multiplier
 
 
 class _Layers:
@@ -385,56 +385,56 @@ class _Layers:
         self.unbiased, self.plain = reader.flag("transformer-no-bias"), reader.flag("transformer-no-affine")
         self.state: dict[str, NDArray[np.float32]] = {}
 
-    def linear(self, ours: str, prefix: str, suffix: str, rows: int, columns: int, bias: bool = True) -> None:
+    def linear(self, parameter: str, prefix: str, suffix: str, rows: int, columns: int, bias: bool = True) -> None:
         """Reads a linear layer with a weight [rows, columns]."""
         weight = self.reader.tensor(f"{prefix}_W{suffix}", rows, columns)
-        self.state[f"{ours}.weight"] = weight.values.T
-        self.reader.note_quantized(f"{ours}.weight", weight, f"{prefix}_W{suffix}")
+        self.state[f"{parameter}.weight"] = weight.values.T
+        self.reader.note_quantized(f"{parameter}.weight", weight, f"{prefix}_W{suffix}")
         if bias:
             name, default = f"{prefix}_b{suffix}", np.zeros(columns, np.float32)
             present = not self.unbiased or name in self.reader.tensors
-            self.state[f"{ours}.bias"] = self.reader.tensor(name, columns).values if present else default
+            self.state[f"{parameter}.bias"] = self.reader.tensor(name, columns).values if present else default
 
-    def norm(self, ours: str, prefix: str, suffix: str = "") -> None:
+    def norm(self, parameter: str, prefix: str, suffix: str = "") -> None:
         """Reads a layer normalization; an absent scale is 1, an absent bias 0."""
         for part, theirs in (("weight", "scale"), ("bias", "bias")):
             name, default = f"{prefix}_ln_{theirs}{suffix}", np.full(self.width, part == "weight", np.float32)
             present = name in self.reader.tensors or not (self.plain or (self.unbiased and part == "bias"))
-            self.state[f"{ours}.{part}"] = self.reader.tensor(name, self.width).values if present else default
+            self.state[f"{parameter}.{part}"] = self.reader.tensor(name, self.width).values if present else default
 
-    def around(self, ours: str, before: str, after: str) -> None:
+    def around(self, parameter: str, before: str, after: str) -> None:
         """Reads the normalization of a sublayer, before it (pre-LN) or after it."""
-        self.norm(f"{ours}.norm", before if self.pre_norm else after, "_pre" if self.pre_norm else "")
+        self.norm(f"{parameter}.norm", before if self.pre_norm else after, "_pre" if self.pre_norm else "")
 
-    def attention(self, ours: str, name: str, prefix: str) -> None:
+    def attention(self, parameter: str, name: str, prefix: str) -> None:
         """Reads an attention sublayer; without projection the output layer is the identity."""
         for part, theirs in (("query", "q"), ("key", "k"), ("value", "v"), ("output", "o")):
             if part == "output" and self.reader.flag("transformer-no-projection"):
-                self.state[f"{ours}.{name}.output.weight"] = np.eye(self.width, dtype=np.float32)
-                self.state[f"{ours}.{name}.output.bias"] = np.zeros(self.width, np.float32)
+                self.state[f"{parameter}.{name}.output.weight"] = np.eye(self.width, dtype=np.float32)
+                self.state[f"{parameter}.{name}.output.bias"] = np.zeros(self.width, np.float32)
             else:
-                self.linear(f"{ours}.{name}.{part}", prefix, theirs, self.width, self.width)
-        self.around(f"{ours}.around_{name}", f"{prefix}_Wo", f"{prefix}_Wo")
+                self.linear(f"{parameter}.{name}.{part}", prefix, theirs, self.width, self.width)
+        self.around(f"{parameter}.around_{name}", f"{prefix}_Wo", f"{prefix}_Wo")
 
-    def feed(self, ours: str, prefix: str, hidden: int) -> None:
+    def feed(self, parameter: str, prefix: str, hidden: int) -> None:
         """Reads a feed-forward sublayer."""
-        self.linear(f"{ours}.feed.inner", prefix, "1", self.width, hidden)
-        self.linear(f"{ours}.feed.outer", prefix, "2", hidden, self.width)
-        self.around(f"{ours}.around_feed", f"{prefix}_ffn", f"{prefix}_ffn")
+        self.linear(f"{parameter}.feed.inner", prefix, "1", self.width, hidden)
+        self.linear(f"{parameter}.feed.outer", prefix, "2", hidden, self.width)
+        self.around(f"{parameter}.around_feed", f"{prefix}_ffn", f"{prefix}_ffn")
 
-    def autoregression(self, ours: str, theirs: str) -> None:
+    def autoregression(self, parameter: str, stored: str) -> None:
         """Reads the first sublayer of a decoder layer: a recurrence, an average or self-attention."""
         width, hidden = self.width, self.config.average_hidden
         if self.config.autoregression == "ssru":
-            self.linear(f"{ours}.attention.value", f"{theirs}_rnn", "", width, width, bias=False)
-            self.linear(f"{ours}.attention.forget", f"{theirs}_rnn", "f", width, width)
-            self.around(f"{ours}.around_attention", f"{theirs}_rnn", f"{theirs}_rnn_ffn")
+            self.linear(f"{parameter}.attention.value", f"{stored}_rnn", "", width, width, bias=False)
+            self.linear(f"{parameter}.attention.forget", f"{stored}_rnn", "f", width, width)
+            self.around(f"{parameter}.around_attention", f"{stored}_rnn", f"{stored}_rnn_ffn")
         elif self.config.autoregression == "average":
-            prefix = f"{theirs}_aan"
-            self.linear(f"{ours}.attention.inner", prefix, "1", width, hidden)
-            self.linear(f"{ours}.attention.outer", prefix, "2", hidden, width)
-            self.linear(f"{ours}.attention.input", prefix, "i", width, width)
-            self.linear(f"{ours}.attention.forget", prefix, "f", width, width)
-            self.around(f"{ours}.around_attention", f"{prefix}_ffn", f"{prefix}_ffn")
+            prefix = f"{stored}_aan"
+            self.linear(f"{parameter}.attention.inner", prefix, "1", width, hidden)
+            self.linear(f"{parameter}.attention.outer", prefix, "2", hidden, width)
+            self.linear(f"{parameter}.attention.input", prefix, "i", width, width)
+            self.linear(f"{parameter}.attention.forget", prefix, "f", width, width)
+            self.around(f"{parameter}.around_attention", f"{prefix}_ffn", f"{prefix}_ffn")
         else:
-            self.attention(ours, "attention", f"{theirs}_self")
+            self.attention(parameter, "attention", f"{stored}_self")

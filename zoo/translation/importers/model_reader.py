@@ -16,11 +16,11 @@ from zoo.translation.data.text_files import MAX_WARNINGS
 Kind = TypeVar("Kind")
 
 
-def refuse_languages(what: str, source: str, target: str) -> None:
+def refuse_languages(kind: str, source: str, target: str) -> None:
     """Refuses languages for a model that has no choice of languages.
 
     Args:
-        what: Kind of model, for the message.
+        kind: Kind of model, for the message.
         source: Source language, or "".
         target: Target language, or "".
 
@@ -29,7 +29,7 @@ def refuse_languages(what: str, source: str, target: str) -> None:
     """
     for side, language in (("source", source), ("target", target)):
         if language:
-            raise RequestError(f"found --{side}-language {language}; {what} has no languages to choose from")
+            raise RequestError(f"found --{side}-language {language}; {kind} has no languages to choose from")
 
 
 class ModelReader:

@@ -77,15 +77,15 @@ def inherited_features(folder: Path) -> dict[str, Any]:
     return {name: features[name] for name in ("shortlist", "search") if name in features}
 
 
-def copy_shortlist(kept: Mapping[str, Any], folder: Path, output: Path) -> None:
+def copy_shortlist(features: Mapping[str, Any], folder: Path, output: Path) -> None:
     """Copies the shortlist to a new model folder, if there is one.
 
     Args:
-        kept: Result of `inherited_features(folder)`.
+        features: Result of `inherited_features(folder)`.
         folder: The model folder.
         output: The new model folder.
     """
-    if (name := kept.get("shortlist")) is not None:
+    if (name := features.get("shortlist")) is not None:
         copy_file(folder / name, output / name)
 
 

@@ -41,7 +41,7 @@ class Detections:
 
 
 def suppress(
-    boxes: Floats, scores: Floats, classes: NDArray[np.int64], iou: float, most: int = MOST
+    boxes: Floats, scores: Floats, classes: NDArray[np.int64], iou: float, max_boxes: int = MOST
 ) -> NDArray[np.int64]:
     """Non-maximum suppression within each class: torchvision's `batched_nms`, in float32.
 
@@ -53,7 +53,7 @@ def suppress(
         scores: float32 [n].
         classes: int64 [n].
         iou: Threshold.
-        most: Maximum number of boxes that are kept.
+        max_boxes: Maximum number of boxes that are kept.
 
     Returns:
         Positions of the kept boxes, int64, the highest score first.
@@ -63,7 +63,7 @@ def suppress(
     kinds, areas = classes[order], (right - left) * (bottom - top)
     kept: list[np.int64] = []
     remaining = np.arange(len(order))
-    while len(remaining) and len(kept) < most:
+    while len(remaining) and len(kept) < max_boxes:
         first, remaining = remaining[0], remaining[1:]
         kept.append(first)
         width = np.minimum(right[first], right[remaining]) - np.maximum(left[first], left[remaining])

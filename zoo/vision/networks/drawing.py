@@ -57,14 +57,14 @@ def draw(pixels: Pixels, results: Sequence[Mapping[str, Any]], names: Sequence[s
     return picture
 
 
-def save(picture: Image.Image, folder: Path, name: str, taken: set[str]) -> None:
+def save(picture: Image.Image, folder: Path, name: str, used_names: set[str]) -> None:
     """Saves a picture under the name of its image; a name that is taken gets a number.
 
     Args:
         picture: The picture.
         folder: Folder to write to.
         name: Path or name of the image.
-        taken: Names that are taken, which is added to.
+        used_names: Names that are taken, which is added to.
 
     Raises:
         RequestError: The file cannot be written.
@@ -72,9 +72,9 @@ def save(picture: Image.Image, folder: Path, name: str, taken: set[str]) -> None
     path = PurePath(name.replace("\\", "/"))
     suffix = path.suffix.lower() if path.suffix.lower() in (".png", ".webp") else ".jpg"
     stem, count = path.stem or "image", 1
-    while (file := f"{stem}{f'-{count}' if count > 1 else ''}{suffix}") in taken:
+    while (file := f"{stem}{f'-{count}' if count > 1 else ''}{suffix}") in used_names:
         count += 1
-    taken.add(file)
+    used_names.add(file)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with replacing(folder / file) as temporary:

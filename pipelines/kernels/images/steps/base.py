@@ -119,17 +119,17 @@ class Step(ABC):
         """
 
 
-def fits(step: object, right: bool) -> None:
+def fits(step: object, condition: bool) -> None:
     """Checks a condition of a step.
 
     Args:
         step: The step, for the error message.
-        right: The condition.
+        condition: The condition.
 
     Raises:
         RequestError: The condition is False.
     """
-    if not right:
+    if not condition:
         raise RequestError(f"the sizes or values of {type(step).__name__} do not fit its tensors or the program")
 
 

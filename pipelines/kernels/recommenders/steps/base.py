@@ -172,17 +172,17 @@ class Slots:
         return self.slots[slot][1]
 
 
-def require_fit(step: object, right: bool) -> None:
+def require_fit(step: object, condition: bool) -> None:
     """Raises RequestError, with the name of the step, unless its sizes fit.
 
     Args:
         step: The step.
-        right: Whether they fit.
+        condition: Whether they fit.
 
     Raises:
         RequestError: They do not.
     """
-    if not right:
+    if not condition:
         raise RequestError(f"the sizes of {type(step).__name__} do not fit its buffers or the inputs of the program")
 
 

@@ -19,11 +19,11 @@ from pipelines.kernels.transformer.operations.base import (
 )
 
 
-def _attention_width(where: str, heads: int, width: int, merged: int) -> int:
+def _attention_width(operation: str, heads: int, width: int, merged: int) -> int:
     """Columns of the result. merged: 3 where the input is [query | key | value]."""
     result, remainder = divmod(width, merged)
     if remainder or heads < 1 or result < heads or result % (LANES * heads):
-        raise RequestError(f"{where} has {heads} heads on {width} columns; a head has a multiple of {LANES}")
+        raise RequestError(f"{operation} has {heads} heads on {width} columns; a head has a multiple of {LANES}")
     return result
 
 
@@ -44,9 +44,9 @@ class Attention(Checked):
     heads: int
     out: int
 
-    def check(self, where: str, widths: Mapping[int, int]) -> int:
+    def check(self, operation: str, widths: Mapping[int, int]) -> int:
         """See `Checked`."""
-        return _attention_width(where, self.heads, widths[self.input], 3)
+        return _attention_width(operation, self.heads, widths[self.input], 3)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,11 +64,11 @@ class Rotary:
     cos: Array
     sin: Array
 
-    def check(self, where: str, size: int) -> None:
+    def check(self, operation: str, size: int) -> None:
         """Checks the tables.
 
         Args:
-            where: Name of the operation, for messages.
+            operation: Name of the operation, for messages.
             size: Columns of a head.
 
         Raises:
@@ -76,9 +76,9 @@ class Rotary:
         """
         for name in ("cos", "sin"):
             table = getattr(self, name)
-            require(where, name, table, np.float32, self.cos.shape)
+            require(operation, name, table, np.float32, self.cos.shape)
             if table.ndim != 2 or not table.size or 2 * table.shape[1] > size or not np.isfinite(table).all():
-                raise RequestError(f"{where} turns heads of {size} columns by tables {list(table.shape)}")
+                raise RequestError(f"{operation} turns heads of {size} columns by tables {list(table.shape)}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,19 +95,19 @@ class HeadNorm:
     key: Array
     epsilon: float
 
-    def check(self, where: str, size: int) -> None:
+    def check(self, operation: str, size: int) -> None:
         """Checks the scales.
 
         Args:
-            where: Name of the operation, for messages.
+            operation: Name of the operation, for messages.
             size: Columns of a head.
 
         Raises:
             RequestError: They do not fit.
         """
-        require_finite(where, "scale of queries", self.query, size)
-        require_finite(where, "scale of keys", self.key, size)
-        require_epsilon(where, self.epsilon)
+        require_finite(operation, "scale of queries", self.query, size)
+        require_finite(operation, "scale of keys", self.key, size)
+        require_epsilon(operation, self.epsilon)
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,29 +133,31 @@ class Disentangled:
     to_content: Array | None
     to_content_scale: Array | None
 
-    def check(self, where: str, heads: int, size: int) -> None:
+    def check(self, operation: str, heads: int, size: int) -> None:
         """Checks the tables.
 
         Args:
-            where: Name of the operation, for messages.
+            operation: Name of the operation, for messages.
             heads: Number of heads.
             size: Columns of a head.
 
         Raises:
             RequestError: They do not fit.
         """
-        require(where, "rows", self.rows, np.int32, (len(self.rows),))
+        require(operation, "rows", self.rows, np.int32, (len(self.rows),))
         for name in ("to_position", "to_content"):
             table, scale = getattr(self, name), getattr(self, f"{name}_scale")
             if table is None:
                 continue
             count = table.shape[1] if table.ndim == 3 else 0
-            require(where, name, table, np.int8, (heads, count, size))
-            require(where, f"{name}_scale", scale, np.float32, (heads, size))
+            require(operation, name, table, np.int8, (heads, count, size))
+            require(operation, f"{name}_scale", scale, np.float32, (heads, size))
             if not np.isfinite(scale).all() or not 0 <= self.rows.min() <= self.rows.max() < count:
-                raise RequestError(f"{where} has positions of {count} rows, and scales or rows that do not fit them")
+                raise RequestError(
+                    f"{operation} has positions of {count} rows, and scales or rows that do not fit them"
+                )
         if len(self.rows) % 2 == 0:
-            raise RequestError(f"{where} has rows of {len(self.rows)} distances; expected an odd number")
+            raise RequestError(f"{operation} has rows of {len(self.rows)} distances; expected an odd number")
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,28 +204,28 @@ class QuantizedAttention(Checked):
         lengths += [] if self.positions is None else [len(self.positions.rows) // 2 + 1]
         return min([*lengths, *([] if self.rotary is None else [len(self.rotary.cos)])], default=None)
 
-    def check(self, where: str, widths: Mapping[int, int]) -> int:
+    def check(self, operation: str, widths: Mapping[int, int]) -> int:
         """See `Checked`."""
         if self.bias is not None:
-            require(where, "bias", self.bias, np.float32, (self.heads, self.bias.shape[-1]))
+            require(operation, "bias", self.bias, np.float32, (self.heads, self.bias.shape[-1]))
             if self.bias.shape[1] % 2 == 0 or not np.isfinite(self.bias).all():
-                raise RequestError(f"{where} has a bias that is not finite, or has no middle")
+                raise RequestError(f"{operation} has a bias that is not finite, or has no middle")
         key_heads = self.heads if self.key_heads is None else self.key_heads
         if self.heads < 1 or key_heads < 1 or self.heads % key_heads:
-            raise RequestError(f"{where} has {self.heads} heads of queries for {key_heads} of keys")
+            raise RequestError(f"{operation} has {self.heads} heads of queries for {key_heads} of keys")
         if min(self.before or 0, self.after or 0) < 0:
             raise RequestError(
-                f"{where} attends to {self.before} keys before and {self.after} after; expected 0 or more"
+                f"{operation} attends to {self.before} keys before and {self.after} after; expected 0 or more"
             )
         size, remainder = divmod(widths[self.input], self.heads + 2 * key_heads)
         if remainder:
-            raise RequestError(f"{where} has {self.heads} + 2 x {key_heads} heads on {widths[self.input]} columns")
+            raise RequestError(f"{operation} has {self.heads} + 2 x {key_heads} heads on {widths[self.input]} columns")
         for part in (self.norm, self.rotary):
             if part is not None:
-                part.check(where, size)
+                part.check(operation, size)
         if self.positions is not None:
-            self.positions.check(where, key_heads, size)
-        return _attention_width(where, self.heads, self.heads * size, 1)
+            self.positions.check(operation, key_heads, size)
+        return _attention_width(operation, self.heads, self.heads * size, 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -243,13 +245,13 @@ class SelfAttention(Checked):
     out: int
     bias: Array | None = None
 
-    def check(self, where: str, widths: Mapping[int, int]) -> int:
+    def check(self, operation: str, widths: Mapping[int, int]) -> int:
         """See `Checked`."""
         if self.bias is not None:
-            require(where, "bias", self.bias, np.float32, (self.heads, self.bias.shape[-1]))
+            require(operation, "bias", self.bias, np.float32, (self.heads, self.bias.shape[-1]))
             if not self.bias.size or not np.isfinite(self.bias).all():
-                raise RequestError(f"{where} has a bias that is empty or not finite")
-        return _attention_width(where, self.heads, widths[self.input], 3)
+                raise RequestError(f"{operation} has a bias that is empty or not finite")
+        return _attention_width(operation, self.heads, widths[self.input], 3)
 
 
 @dataclass(frozen=True, eq=False)
@@ -268,12 +270,12 @@ class CrossAttention(Checked):
     heads: int
     out: int
 
-    def check(self, where: str, widths: Mapping[int, int]) -> int:
+    def check(self, operation: str, widths: Mapping[int, int]) -> int:
         """See `Checked`."""
-        width = _attention_width(where, self.heads, widths[self.input], 1)
+        width = _attention_width(operation, self.heads, widths[self.input], 1)
         if (self.layer.inputs, self.layer.outputs) != (widths[MEMORY], 2 * width):
             raise RequestError(
-                f"{where} makes keys and values of {self.layer.inputs} -> {self.layer.outputs} columns; expected "
+                f"{operation} makes keys and values of {self.layer.inputs} -> {self.layer.outputs} columns; expected "
                 f"{widths[MEMORY]} -> {2 * width}"
             )
         return width

@@ -98,11 +98,11 @@ class RowLinear:
 class Checked:
     """An operation that a program checks."""
 
-    def check(self, where: str, widths: Mapping[int, int]) -> int:
+    def check(self, operation: str, widths: Mapping[int, int]) -> int:
         """Checks the arrays of the operation.
 
         Args:
-            where: Name of the operation, for messages.
+            operation: Name of the operation, for messages.
             widths: Columns of the registers that hold a value, and of `MEMORY` in a decoder.
 
         Returns:
@@ -111,14 +111,14 @@ class Checked:
         Raises:
             RequestError: An array does not fit, or the operation has no native kernel.
         """
-        raise RequestError(f"{where} has no native kernel")
+        raise RequestError(f"{operation} has no native kernel")
 
 
-def require_finite(where: str, name: str, row: Array, width: int) -> None:
+def require_finite(operation: str, name: str, row: Array, width: int) -> None:
     """Requires finite numbers.
 
     Args:
-        where: Name of the operation, for messages.
+        operation: Name of the operation, for messages.
         name: Name of the array.
         row: The array.
         width: Its number of elements.
@@ -126,30 +126,30 @@ def require_finite(where: str, name: str, row: Array, width: int) -> None:
     Raises:
         RequestError: It is no float32 [width], or not finite.
     """
-    require(where, name, row, np.float32, (width,))
+    require(operation, name, row, np.float32, (width,))
     if not np.isfinite(row).all():
-        raise RequestError(f"{where} has a {name} that is not finite")
+        raise RequestError(f"{operation} has a {name} that is not finite")
 
 
-def require_epsilon(where: str, epsilon: float) -> None:
+def require_epsilon(operation: str, epsilon: float) -> None:
     """Requires an epsilon that is finite and not negative.
 
     Args:
-        where: Name of the operation, for messages.
+        operation: Name of the operation, for messages.
         epsilon: The number.
 
     Raises:
         RequestError: It is negative or not finite.
     """
     if not 0 <= epsilon < np.inf:
-        raise RequestError(f"{where} has epsilon {epsilon}; expected 0 or more")
+        raise RequestError(f"{operation} has epsilon {epsilon}; expected 0 or more")
 
 
-def layer_width(where: str, layer: RowLinear, columns: int) -> int:
+def layer_width(operation: str, layer: RowLinear, columns: int) -> int:
     """Returns the columns of a layer's result.
 
     Args:
-        where: Name of the operation, for messages.
+        operation: Name of the operation, for messages.
         layer: The layer.
         columns: Columns of its input.
 
@@ -157,15 +157,15 @@ def layer_width(where: str, layer: RowLinear, columns: int) -> int:
         RequestError: It takes other columns.
     """
     if layer.inputs != columns:
-        raise RequestError(f"{where} takes {layer.inputs} columns and is given {columns}")
+        raise RequestError(f"{operation} takes {layer.inputs} columns and is given {columns}")
     return layer.outputs
 
 
-def require_residual(where: str, residual: int | None, widths: Mapping[int, int], width: int) -> None:
+def require_residual(operation: str, residual: int | None, widths: Mapping[int, int], width: int) -> None:
     """Requires a residual, if there is one, of the columns of a result.
 
     Args:
-        where: Name of the operation, for messages.
+        operation: Name of the operation, for messages.
         residual: Register of the residual, or None.
         widths: Columns of the registers.
         width: Columns of the result.
@@ -174,4 +174,4 @@ def require_residual(where: str, residual: int | None, widths: Mapping[int, int]
         RequestError: It has other columns.
     """
     if residual is not None and widths[residual] != width:
-        raise RequestError(f"{where} gives {width} columns, the residual has {widths[residual]}")
+        raise RequestError(f"{operation} gives {width} columns, the residual has {widths[residual]}")

@@ -41,7 +41,7 @@ class Embedding(Checked):
     out: int
     longest: int | None = None
 
-    def check(self, where: str, widths: Mapping[int, int]) -> int:
+    def check(self, operation: str, widths: Mapping[int, int]) -> int:
         """See `Checked`."""
         if (
             self.table.ndim != 2
@@ -51,17 +51,17 @@ class Embedding(Checked):
             or not len(self.positions)
         ):
             raise RequestError(
-                f"{where} has a table {list(self.table.shape)} and positions {list(self.positions.shape)}; expected "
-                "two axes"
+                f"{operation} has a table {list(self.table.shape)} and positions {list(self.positions.shape)}; "
+                "expected two axes"
             )
         count, width = self.table.shape
-        require(where, "table", self.table, np.int8, (count, width))
-        require_finite(where, "scale", self.scale, count)
-        require(where, "positions", self.positions, np.float32, (len(self.positions), width))
+        require(operation, "table", self.table, np.int8, (count, width))
+        require_finite(operation, "scale", self.scale, count)
+        require(operation, "positions", self.positions, np.float32, (len(self.positions), width))
         if not np.isfinite(self.positions).all():
-            raise RequestError(f"{where} has positions that are not finite")
+            raise RequestError(f"{operation} has positions that are not finite")
         if self.longest is not None and not 1 <= self.longest < 2**31:
-            raise RequestError(f"{where} takes {self.longest} tokens; expected 1 or more")
+            raise RequestError(f"{operation} takes {self.longest} tokens; expected 1 or more")
         return int(width)
 
 
@@ -83,12 +83,12 @@ class LayerNorm(Checked):
     epsilon: float
     out: int
 
-    def check(self, where: str, widths: Mapping[int, int]) -> int:
+    def check(self, operation: str, widths: Mapping[int, int]) -> int:
         """See `Checked`."""
         width = widths[self.input]
-        require_finite(where, "scale", self.scale, width)
-        require_finite(where, "bias", self.bias, width)
-        require_epsilon(where, self.epsilon)
+        require_finite(operation, "scale", self.scale, width)
+        require_finite(operation, "bias", self.bias, width)
+        require_epsilon(operation, self.epsilon)
         return width
 
 
@@ -108,10 +108,10 @@ class RMSNorm(Checked):
     epsilon: float
     out: int
 
-    def check(self, where: str, widths: Mapping[int, int]) -> int:
+    def check(self, operation: str, widths: Mapping[int, int]) -> int:
         """See `Checked`."""
-        require_finite(where, "scale", self.scale, widths[self.input])
-        require_epsilon(where, self.epsilon)
+        require_finite(operation, "scale", self.scale, widths[self.input])
+        require_epsilon(operation, self.epsilon)
         return widths[self.input]
 
 
@@ -133,12 +133,12 @@ class Linear(Checked):
     relu: bool = False
     residual: int | None = None
 
-    def check(self, where: str, widths: Mapping[int, int]) -> int:
+    def check(self, operation: str, widths: Mapping[int, int]) -> int:
         """See `Checked`."""
         if not self.layer.quantizes and not np.isfinite(self.layer.weight).all():
-            raise RequestError(f"{where} has weights that are not finite")
-        width = layer_width(where, self.layer, widths[self.input])
-        require_residual(where, self.residual, widths, width)
+            raise RequestError(f"{operation} has weights that are not finite")
+        width = layer_width(operation, self.layer, widths[self.input])
+        require_residual(operation, self.residual, widths, width)
         return width
 
 
@@ -158,10 +158,10 @@ class Activation(Checked):
     kind: str
     out: int
 
-    def check(self, where: str, widths: Mapping[int, int]) -> int:
+    def check(self, operation: str, widths: Mapping[int, int]) -> int:
         """See `Checked`."""
         if self.kind not in GRAPH_ACTIVATIONS:
-            raise RequestError(f"{where} computes {self.kind!r}; expected {' or '.join(GRAPH_ACTIVATIONS)}")
+            raise RequestError(f"{operation} computes {self.kind!r}; expected {' or '.join(GRAPH_ACTIVATIONS)}")
         return widths[self.input]
 
 
@@ -179,14 +179,14 @@ class GatedActivation(Checked):
     kind: str
     out: int
 
-    def check(self, where: str, widths: Mapping[int, int]) -> int:
+    def check(self, operation: str, widths: Mapping[int, int]) -> int:
         """See `Checked`."""
         if self.kind not in ACTIVATIONS:
-            raise RequestError(f"{where} computes {self.kind!r}; expected {' or '.join(ACTIVATIONS)}")
+            raise RequestError(f"{operation} computes {self.kind!r}; expected {' or '.join(ACTIVATIONS)}")
         width, remainder = divmod(widths[self.input], 2)
         if remainder or width % LANES:
             raise RequestError(
-                f"{where} has gates of {widths[self.input]} columns; expected twice a multiple of {LANES}"
+                f"{operation} has gates of {widths[self.input]} columns; expected twice a multiple of {LANES}"
             )
         return width
 
@@ -205,9 +205,9 @@ class Scale(Checked):
     factors: Array
     out: int
 
-    def check(self, where: str, widths: Mapping[int, int]) -> int:
+    def check(self, operation: str, widths: Mapping[int, int]) -> int:
         """See `Checked`."""
-        require_finite(where, "factors", self.factors, widths[self.input])
+        require_finite(operation, "factors", self.factors, widths[self.input])
         return widths[self.input]
 
 
@@ -227,14 +227,14 @@ class Recurrence(Checked):
     out: int
     residual: int | None = None
 
-    def check(self, where: str, widths: Mapping[int, int]) -> int:
+    def check(self, operation: str, widths: Mapping[int, int]) -> int:
         """See `Checked`."""
         width, remainder = divmod(widths[self.input], 2)
         if remainder or width % LANES:
             raise RequestError(
-                f"{where} has gates of {widths[self.input]} columns; expected twice a multiple of {LANES}"
+                f"{operation} has gates of {widths[self.input]} columns; expected twice a multiple of {LANES}"
             )
-        require_residual(where, self.residual, widths, width)
+        require_residual(operation, self.residual, widths, width)
         return width
 
 
@@ -282,9 +282,9 @@ class Sum(Checked):
     residual: int
     out: int
 
-    def check(self, where: str, widths: Mapping[int, int]) -> int:
+    def check(self, operation: str, widths: Mapping[int, int]) -> int:
         """See `Checked`."""
-        require_residual(where, self.residual, widths, widths[self.input])
+        require_residual(operation, self.residual, widths, widths[self.input])
         return widths[self.input]
 
 
@@ -300,6 +300,6 @@ class Vocabulary(Checked):
     input: int
     layer: RowLinear
 
-    def check(self, where: str, widths: Mapping[int, int]) -> int:
+    def check(self, operation: str, widths: Mapping[int, int]) -> int:
         """See `Checked`."""
-        return layer_width(where, self.layer, widths[self.input])
+        return layer_width(operation, self.layer, widths[self.input])

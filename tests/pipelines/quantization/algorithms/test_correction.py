@@ -358,9 +358,11 @@ def test_what_the_time_budget_does_not_suffice_for_is_left_as_it_is(normal, capl
 def test_few_samples_of_large_maps_are_computed_at_once(side, at_once):
     fp32 = model("(float[N,1,h,w] x) => (float[N,1,h,w] y) { a = Relu(x) y = Neg(a) }")
     samples = [{"x": np.zeros((count, 1, side, side), np.float32)} for count in ((1, 8) if side == 64 else (1, 3))]
-    sizes = [len(chunk["x"]) for chunk in sample_chunks(fp32, samples, most=0)]
+    sizes = [len(chunk["x"]) for chunk in sample_chunks(fp32, samples, chunk_samples=0)]
     assert sizes[0] == at_once and sum(sizes) == sum(len(batch["x"]) for batch in samples)
-    assert [len(chunk["x"]) for chunk in sample_chunks(fp32, samples, most=2)][:-1] == [2] * ((sum(sizes) - 1) // 2)
+    assert [len(chunk["x"]) for chunk in sample_chunks(fp32, samples, chunk_samples=2)][:-1] == [2] * (
+        (sum(sizes) - 1) // 2
+    )
 
 
 @pytest.mark.parametrize(

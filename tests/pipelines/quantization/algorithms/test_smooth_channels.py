@@ -77,7 +77,7 @@ def test_only_the_scaled_values_are_observed_again(monkeypatch):
         "_session",
         lambda model, shared, names, **options: (asked.append(names), open_session(model, shared, names, **options))[1],
     )
-    again = observe(smoothed, samples, known=first.histograms)
+    again = observe(smoothed, samples, histograms=first.histograms)
     assert asked == [["g.smoothed"]] * 2  # shapes, then values
     whole = observe(smoothed, samples)
     for observer in ("auto", "minmax", "percentile", "kl"):

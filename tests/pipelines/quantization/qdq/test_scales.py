@@ -79,7 +79,7 @@ def test_weights_that_were_int8_keep_their_integers():
     moved = integers * step + np.float32(1e-3) * step * (np.arange(64) == 5)[:, None]  # no longer whole steps
     scale, q = weight_qparams(moved, 1)
     np.testing.assert_allclose(scale[:3], np.abs(moved).max(axis=0)[:3] / 127, rtol=1e-6)
-    scale, q = weight_qparams(integers * step, 1, least=1.0)
+    scale, q = weight_qparams(integers * step, 1, min_scale=1.0)
     assert (scale >= 1).all()
 
 
@@ -87,7 +87,7 @@ def test_a_channel_of_zeros():
     w = np.stack([np.zeros(4), np.full(4, 1e-42), [1, 2, 3, 4]]).astype(np.float32)
     scale, q = weight_qparams(w, 0)
     assert scale.tolist()[:2] == [1, 1] and not q[:2].any() and q[2].tolist() == [32, 64, 95, 127]
-    scale, q = weight_qparams(w, 0, least=np.array([0.25, 0, 8.0]))
+    scale, q = weight_qparams(w, 0, min_scale=np.array([0.25, 0, 8.0]))
     assert scale.tolist() == [0.25, 1, 8] and q[2].tolist() == [0, 0, 0, 0]
 
 

@@ -204,10 +204,10 @@ def test_best_scores_in_order():
 
 def test_distinct_texts_are_found_natively(pipeline, request_parts):
     catalogue = pipeline.catalogue([{**item, "item_id": f"i{i}"} for i, item in enumerate(request_parts[1][:3])])
-    texts = catalogue.found(["i2", "i0"])
+    texts = catalogue.find_texts(["i2", "i0"])
     assert texts.positions.tolist() == [2, 0] == catalogue.find(["i2", "i0"]).tolist() and list(texts) == ["i2", "i0"]
     for ids in (["i1", "i1"], ["nothing"], [1], ["i1", None], ("i1",), [["i1"]]):
-        assert catalogue.found(ids) is None
+        assert catalogue.find_texts(ids) is None
 
 
 def test_values_of_any_kind_are_read_as_in_full_rows(pipeline):

@@ -70,8 +70,8 @@ def test_sizes_out_of_range_are_refused(tokenizer: Tokenizer, chunking: Chunking
 
 def test_too_many_chunks_are_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(RequestError, match="more than 5 chunks"):
-        divide(tokenizer, ["a " * 100], Chunking(10, 7), most=5)
-    assert len(divide(tokenizer, ["a " * 8] * 5, Chunking(10), most=5).texts) == 5
+        divide(tokenizer, ["a " * 100], Chunking(10, 7), max_chunks=5)
+    assert len(divide(tokenizer, ["a " * 8] * 5, Chunking(10), max_chunks=5).texts) == 5
 
 
 def test_long_texts_are_tokenized_in_segments(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,7 @@ def gap_ids(
     placed: PlacedItems,
     seconds: NDArray[np.float64],
     lengths: NDArray[Any],
-    when: NDArray[np.float64] | None,
+    row_times: NDArray[np.float64] | None,
     buckets: int,
 ) -> NDArray[np.int32]:
     """Returns the ids of the time gaps of a sequence's items.
@@ -70,7 +70,7 @@ def gap_ids(
         placed: The m items.
         seconds: Times of all lists, float64 [times], not finite where unknown.
         lengths: Number of times of every row, int [n].
-        when: Times of the rows in seconds, float64 [n], not finite where unknown; None for a log without them.
+        row_times: Times of the rows in seconds, float64 [n], not finite where unknown; None for a log without them.
         buckets: Number of buckets.
 
     Returns:
@@ -81,11 +81,11 @@ def gap_ids(
     first, own = (np.cumsum(counts) - counts for counts in (lengths, placed.lengths))
     happened = np.full(len(rows), -np.inf)
     happened[same] = seconds[(first[rows] + placed.positions - own[rows])[same]]
-    if when is None:
-        when = np.full(len(lengths), -np.inf)
-        when[rows[placed.places == 0]] = happened[placed.places == 0]
+    if row_times is None:
+        row_times = np.full(len(lengths), -np.inf)
+        row_times[rows[placed.places == 0]] = happened[placed.places == 0]
     with np.errstate(invalid="ignore"):  # of two unknown times
-        return buckets_of(when[rows] - happened, buckets)
+        return buckets_of(row_times[rows] - happened, buckets)
 
 
 def column_of(statistics: ColumnStatistics, sequence: str, separator: str, unit: str = "", length: int = 0) -> Column:

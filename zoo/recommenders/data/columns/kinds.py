@@ -200,10 +200,10 @@ def _unread_texts(seen: ColumnStatistics) -> str:
     if seen.date:
         return "dates, but not in ISO 8601 as 2024-01-31 12:00 is: not read, rows count in the order of the file"
     if 2 * seen.commas > seen.present and seen.commas + seen.parsed >= (1 - STRAY) * seen.present:
-        found, example = "numbers with a decimal comma", "6.5 for 6,5"
+        problem, example = "numbers with a decimal comma", "6.5 for 6,5"
         if seen.thousands == seen.commas:
-            found, example = "numbers with a comma before three digits", "6500 or 6.5 for 6,500"
-        return f"{found}: not read, write {example} (if they are lists, make it categories)"
+            problem, example = "numbers with a comma before three digits", "6500 or 6.5 for 6,500"
+        return f"{problem}: not read, write {example} (if they are lists, make it categories)"
     if seen.weighted >= (1 - STRAY) * seen.present and any(seen.with_separator.values()):
         return "lists of items with weights (t1:0.53|t2:0.10): weights are not supported, write the items alone (t1|t2)"
     return ""

@@ -16,14 +16,14 @@ LEAST_VALUES = 0.1  # of the category's distinct values that are items of the li
 
 
 def with_shared_tables(
-    columns: Sequence[Column], statistics: Mapping[str, ColumnStatistics], apart: bool
+    columns: Sequence[Column], statistics: Mapping[str, ColumnStatistics], as_sequences: bool
 ) -> list[Column]:
     """Sets `shares` of lists whose items are values of a category: they read the table of that category.
 
     Args:
         columns: Columns of a schema.
         statistics: Statistics of their values.
-        apart: Whether such lists become sequences, whose items are kept apart; else they keep their pooling.
+        as_sequences: Whether such lists become sequences, whose items are kept apart; else they keep their pooling.
 
     Returns:
         The columns.
@@ -41,10 +41,10 @@ def with_shared_tables(
         }
         best = max(categories, key=lambda other: math.prod(shares[other.name]))
         of_items, of_values = shares[best.name]
-        if of_items < (LEAST_APART if apart else LEAST_POOLED) or of_values < LEAST_VALUES:
+        if of_items < (LEAST_APART if as_sequences else LEAST_POOLED) or of_values < LEAST_VALUES:
             return column
         why = f"{column.why}; {of_items:.0%} of its items are values of {best.name}: {{}} its table"
-        if apart:
+        if as_sequences:
             why = why.format("a sequence with")
             return replace(column, pooling="none", shares=best.name, encoding=best.encoding, why=why)
         return replace(column, shares=best.name, encoding=best.encoding, why=why.format("it has"))

@@ -205,17 +205,17 @@ def kind_of(value: Any) -> str:
     )
 
 
-def require(held: Any, why: str = "it is not used as a column of one value a row") -> None:
+def require(condition: Any, why: str = "it is not used as a column of one value a row") -> None:
     """Refuses the operator unless a condition holds.
 
     Args:
-        held: Condition.
+        condition: Condition.
         why: Reason for the refusal.
 
     Raises:
         RuleRefused: The condition does not hold.
     """
-    if not held:
+    if not condition:
         refuse(why)
 
 

@@ -46,20 +46,20 @@ def flat(tokens: Tokens) -> dict[str, NDArray[Any]]:
     return batch if tokens.attended is None else {**batch, "attended": tokens.attended}
 
 
-def require_whole(tokens: Tokens, kind: str, most: int) -> None:
+def require_whole(tokens: Tokens, kind: str, max_tokens: int) -> None:
     """Checks that no text was truncated.
 
     Args:
         tokens: Tokens of the texts.
         kind: What the texts are, for the message.
-        most: Maximum number of tokens of a text.
+        max_tokens: Maximum number of tokens of a text.
 
     Raises:
         RequestError: A text was truncated.
     """
     if tokens.truncated.any():
         place = int(np.argmax(tokens.truncated)) + 1
-        raise RequestError(f"{kind} {place} is too long; expected at most {most:,} tokens, or truncate true")
+        raise RequestError(f"{kind} {place} is too long; expected at most {max_tokens:,} tokens, or truncate true")
 
 
 def require_limits(samples: Sequence[Sample], job: Job, prompt: str = "") -> None:

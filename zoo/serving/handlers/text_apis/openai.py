@@ -85,7 +85,7 @@ class Embeddings(EmbeddingApi):
     def _chunks(self, fields: Fields, samples: Sequence[Sample], job: Job, prompt: str | None) -> Chunks | None:
         """Divides the inputs, if the field "chunk" asks for it."""
         size = fields.whole("chunk", self.pipeline.max_length)
-        stride = fields.whole("stride", self.pipeline.max_length, least=0)
+        stride = fields.whole("stride", self.pipeline.max_length, minimum=0)
         if size is None:
             if stride is not None or fields.has("chunk_pooling"):
                 raise RequestError("found stride or chunk_pooling without chunk, expected the tokens of a chunk in it")

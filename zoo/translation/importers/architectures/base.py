@@ -59,14 +59,14 @@ class Architecture:
     bias: bool = True
     words: bool = False
 
-    def name(self, ours: str, config: ModelConfig) -> str:
+    def name(self, parameter: str, config: ModelConfig) -> str:
         """Returns the name of a tensor of the network's layers and norms.
 
         Args:
-            ours: Name in the state dict of `Transformer`.
+            parameter: Name in the state dict of `Transformer`.
             config: Configuration of the network.
         """
-        module, _, kind = ours.rpartition(".")
+        module, _, kind = parameter.rpartition(".")
         side, _, inner = module.partition(".")
         if side in SIDES and inner:
             i, _, part = inner.partition(".")

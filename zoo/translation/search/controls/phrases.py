@@ -18,21 +18,21 @@ from zoo.translation.search.controls.words import BEGINS, ENDS
 Phrases = Sequence[tuple[int, ...]]
 
 
-def contains(tokens: Sequence[int], phrase: Sequence[int], marks: bytes | None = None, most: int | None = None) -> bool:
+def contains(tokens: Sequence[int], phrase: Sequence[int], marks: bytes | None = None, end: int | None = None) -> bool:
     """Tells whether a translation contains a phrase.
 
     Args:
         tokens: The translation.
         phrase: Tokens of the phrase.
         marks: Result of `word_marks`: the phrase is no part of a longer word; None: it may be.
-        most: Number of tokens before which it ends; None: all.
+        end: Number of tokens before which it ends; None: all.
     """
     size, expected = len(phrase), tuple(phrase)
     return any(
         tuple(tokens[i : i + size]) == expected
         and _is_apart(tokens[i - 1 : i], phrase[:1], marks)
         and _is_apart(phrase[-1:], tokens[i + size : i + size + 1], marks)
-        for i in range((len(tokens) if most is None else most) - size + 1)
+        for i in range((len(tokens) if end is None else end) - size + 1)
     )
 
 
