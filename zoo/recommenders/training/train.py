@@ -82,10 +82,10 @@ def train(
     """Trains on the labelled rows of a log in time order; the last rows are held out.
 
     `output` gets model.pt (averaged weights), schema.json, train.json (with the features), learning_curve.png and
-    calibration.npz (`CALIBRATION_ROWS` encoded training rows). After every epoch it gets checkpoint/state.pt, and
-    beside it the best weights; when the training has ended, only a note of that stays there. A seed
-    gives the same weights on one machine with the same number of processes. Under torchrun all processes make the same
-    call; `batch_size` is the total over all processes, and process 0 writes the files.
+    calibration.npz (`CALIBRATION_ROWS` encoded training rows). Every epoch writes checkpoint/state.pt and the best
+    weights; a finished training keeps only a note there. A seed gives the same weights on one machine with the same
+    number of processes. Under torchrun all processes make the same call; `batch_size` is the total over all processes,
+    and process 0 writes the files.
 
     Args:
         build: Creates the untrained network from features and settings.
@@ -127,16 +127,7 @@ def train(
         features, vectors = with_vectors(features)
         if vectors:
             require_in_memory(build, features, config, "training from given vectors")
-        if start_model is None and (only := [name for name in FINETUNE_ONLY if getattr(config, name)]):
-            raise RequestError(
-                f"found the setting {only[0]} in a training from random weights, expected it in fine-tuning; run: zoo "
-                "finetune MODEL"
-            )
-        if not features.fields:
-            raise RequestError(
-                "found numbers alone, expected a category or a list of them to learn embeddings of; give one such as "
-                'an id or a code "kind": "category" (zoo schema LOG -o schema.json, then --schema schema.json)'
-            )
+        _require_trainable(config, features, start_model is not None)
         torch.manual_seed(config.seed)
         start = sha256(Path(start_from) / "fp32.onnx") if start_from else None
         quantization = None
@@ -214,10 +205,7 @@ def train(
         if state["phase"] == "refit":
             trainer = fitting.fit(state, len(store), state["winner"]["epoch"], state["winner"]["l2"])
         used = len(store) if config.refit else split
-        shown = ("auc", "logloss", "accuracy")
-        metrics: dict[str, Any] = {name: state["winner"][name] for name in shown}
-        if by_label := state["winner"].get("labels"):
-            metrics["labels"] = {label: {name: scores[name] for name in shown} for label, scores in by_label.items()}
+        metrics = _metrics(state["winner"])
         if group.rank == 0:
             if not config.refit:
                 trainer.load_snapshot(fitting.best_weights(state))
@@ -243,6 +231,29 @@ def train(
             fitting.finish(state, metrics)
         group.same(None)  # the others wait for the files
     return {**metrics, "ids": start_model.report} if start_model is not None and start_model.report else metrics
+
+
+def _require_trainable(config: TrainConfig, features: Features, finetunes: bool) -> None:
+    """Raises RequestError for settings of fine-tuning in other trainings, and for logs without categories."""
+    if not finetunes and (only := [name for name in FINETUNE_ONLY if getattr(config, name)]):
+        raise RequestError(
+            f"found the setting {only[0]} in a training from random weights, expected it in fine-tuning; run: zoo "
+            "finetune MODEL"
+        )
+    if not features.fields:
+        raise RequestError(
+            "found numbers alone, expected a category or a list of them to learn embeddings of; give one such as an id "
+            'or a code "kind": "category" (zoo schema LOG -o schema.json, then --schema schema.json)'
+        )
+
+
+def _metrics(epoch: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the metrics of an epoch on the held-out rows, and those of every label if there are several."""
+    names = ("auc", "logloss", "accuracy")
+    metrics: dict[str, Any] = {name: epoch[name] for name in names}
+    if by_label := epoch.get("labels"):
+        metrics["labels"] = {label: {name: scores[name] for name in names} for label, scores in by_label.items()}
+    return metrics
 
 
 def _finished(output: Path, saved: Mapping[str, Any], is_first: bool) -> dict[str, Any]:
