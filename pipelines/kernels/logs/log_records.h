@@ -15,6 +15,9 @@
 
 namespace clicks::logs {
 
+// `encode` of fields that stand by columns, compiled once for an instruction set: inlined at every call it takes long to compile.
+using Encode = bool (*)(const Schema &schema, Fields &fields, bool high, Parsed &out);
+
 constexpr uint8_t FEED = '\n', RETURN = '\r', QUOTE = '"';
 
 // Bit i: is the number of bits up to the i-th odd?
@@ -137,7 +140,9 @@ ALWAYS_INLINE int64_t unquote(const uint8_t *&begin, uint32_t &length, std::vect
 }
 
 // Rows of a block as quickly as it goes; false where there is anything unusual, which may be wrong rows or none.
-template <class Bits> ALWAYS_INLINE bool parse_quickly(const uint8_t *data, size_t size, const Schema &schema, const Outputs &outputs, Fields &fields, Parsed &out) {
+template <class Bits>
+ALWAYS_INLINE bool parse_quickly(
+    const uint8_t *data, size_t size, const Schema &schema, const Outputs &outputs, Encode encode_columns, Fields &fields, Parsed &out) {
     const size_t width = schema.width;
     const bool lines = schema.lines;
     const bool uncounted = lines && size / width <= outputs.rows; // the arrays of the caller hold as many rows as there may be
@@ -199,7 +204,7 @@ template <class Bits> ALWAYS_INLINE bool parse_quickly(const uint8_t *data, size
                             known_quotes += taken;
                         }
                 }
-                right = encode(schema, fields, high, out, [&](size_t column) { return column * fields.most; });
+                right = encode_columns(schema, fields, high, out);
             } else {
                 bool last = false;
                 right = encode(schema, fields, high, out, [&](size_t column) __attribute__((always_inline)) {
@@ -236,7 +241,9 @@ template <class Bits> ALWAYS_INLINE bool parse_quickly(const uint8_t *data, size
 }
 
 // The same a byte at a time, as pyarrow does it: a return alone ends a row, empty lines are none, quotes begin only where a field does.
-template <class Bits> ALWAYS_INLINE bool parse_slowly(const uint8_t *data, size_t size, const Schema &schema, const Outputs &outputs, Fields &fields, Parsed &out) {
+template <class Bits>
+ALWAYS_INLINE bool parse_slowly(
+    const uint8_t *data, size_t size, const Schema &schema, const Outputs &outputs, Encode encode_columns, Fields &fields, Parsed &out) {
     const size_t width = schema.width;
     const Counts all = count<Bits>(data, 0, size, false);
     out = {};
@@ -244,9 +251,6 @@ template <class Bits> ALWAYS_INLINE bool parse_slowly(const uint8_t *data, size_
     const uint8_t *const end = data + size;
     const uint8_t *p = data;
     bool right = true;
-    const auto encoded = [&]() __attribute__((always_inline)) {
-        return encode(schema, fields, all.high, out, [&](size_t column) { return column * fields.most; });
-    };
     fields.reserve(width);
     fields.unquoted.clear();
     fields.unquoted.reserve(size + PAD);
@@ -289,11 +293,11 @@ template <class Bits> ALWAYS_INLINE bool parse_slowly(const uint8_t *data, size_
         out.consumed = p - data;
         right = right && column == width;
         if (right && ++fields.rows == fields.most) {
-            right = encoded();
+            right = encode_columns(schema, fields, all.high, out);
             fields.rows = 0;
         }
     }
-    return right && encoded();
+    return right && encode_columns(schema, fields, all.high, out);
 }
 
 } // namespace clicks::logs

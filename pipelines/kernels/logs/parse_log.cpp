@@ -35,15 +35,14 @@ namespace {
 constexpr size_t TYPICAL = 16; // bytes of a value
 
 using Parse = bool (*)(const uint8_t *, size_t, const Schema &, const Outputs &, Fields &, Parsed &);
-using Encode = bool (*)(const Schema &, Fields &, Parsed &);
 
 #define VERSION(name, attributes, Bits)                                                                                                    \
-    attributes bool parse_##name(const uint8_t *data, size_t size, const Schema &schema, const Outputs &outputs, Fields &fields, Parsed &out) {              \
-        return parse_quickly<Bits>(data, size, schema, outputs, fields, out) ||                                                            \
-               (!schema.lines && parse_slowly<Bits>(data, size, schema, outputs, fields, out));                                            \
+    attributes bool encode_##name(const Schema &schema, Fields &fields, bool high, Parsed &out) {                                          \
+        return encode(schema, fields, high, out, [&](size_t column) { return column * fields.most; });                                     \
     }                                                                                                                                      \
-    attributes bool encode_##name(const Schema &schema, Fields &fields, Parsed &out) {                                                     \
-        return encode(schema, fields, false, out, [&](size_t column) { return column * fields.most; });                                    \
+    attributes bool parse_##name(const uint8_t *data, size_t size, const Schema &schema, const Outputs &outputs, Fields &fields, Parsed &out) {              \
+        return parse_quickly<Bits>(data, size, schema, outputs, encode_##name, fields, out) ||                                             \
+               (!schema.lines && parse_slowly<Bits>(data, size, schema, outputs, encode_##name, fields, out));                             \
     }
 
 VERSION(portable, , Bits)
@@ -164,7 +163,7 @@ class LogParser {
             bool right;
             {
                 nb::gil_scoped_release released;
-                right = encode_(schema_, fields, out);
+                right = encode_(schema_, fields, false, out);
             }
             if (!right || rows.size() != count)
                 return std::nullopt;
