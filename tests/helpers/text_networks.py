@@ -299,6 +299,7 @@ NATIVE = {  # what transformers itself calls networks of custom code, by their m
     "nomic_bert": {**SIZES, "model_type": "nomic_bert", "num_hidden_layers": 2, "intermediate_size": 256},
     "new": {"model_type": "gte", "rope_scaling": None, "rope_theta": None, "auto_map": None},
     "qwen2": {"is_causal": False, "auto_map": None},
+    "llama_bidirec": {"model_type": "llama", "is_causal": False, "auto_map": None},
 }
 ABSOLUTE = ("albert", "xlm-roberta-xl")  # a text has other positions after padding
 LONG = " ".join(["the", "zebra", "sat,", "and", "a", "cat?", "no!"] * 60)  # longer than windows of real models

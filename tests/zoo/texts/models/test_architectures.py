@@ -179,6 +179,8 @@ LLAMA = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position
         ("eurobert", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, **LLAMA}}),
         ("modernbert", {"rope_parameters": {"full_attention": {**ROPE, **YARN}, "sliding_attention": ROPE_LOCAL}}),
         ("stella", {"auto_map": None}),
+        ("llama", {"model_type": "llama_bidirec", "auto_map": {"AutoModel": "m.LlamaBidirectionalModel"}}),
+        ("mistral", {"sliding_window": None, "head_dim": 16}),
         ("gte", {"type_vocab_size": 0}),
         ("gemma3", {"use_bidirectional_attention": False, "sliding_window": 40, "layer_types": None}),
         ("gemma3", {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}),

@@ -5,6 +5,7 @@ Embedders of the custom code `llama_bidirec` read texts without a causal mask.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from zoo.texts.models.architectures import qwen2
@@ -33,6 +34,13 @@ def _read(file: ConfigFile) -> ModelConfig:
     return qwen2.read_qwen(ConfigFile(values), "llama", head_size=head_size, unbiased=tuple(unbiased))
 
 
+def _native(config: ModelConfig, content: Mapping[str, Any]) -> dict[str, Any]:
+    values = {key: value for key, value in content.items() if key != "auto_map"}
+    if content.get("model_type") == BIDIRECTIONAL:
+        values |= {"model_type": "llama", "is_causal": config.attention.causal}
+    return values
+
+
 ARCHITECTURE = Architecture(
     "llama",
     (*DEFAULTS, BIDIRECTIONAL),
@@ -42,4 +50,5 @@ ARCHITECTURE = Architecture(
     qwen2.PARTS,
     qwen2.HEAD,
     head_pooling="last",
+    native=_native,
 )
