@@ -22,7 +22,6 @@ from pipelines.data.tables import writing
 from pipelines.deltas.delta import SUFFIX, open_delta
 from pipelines.engines.stock import STOCK, available
 from pipelines.kernels import extension
-from pipelines.kernels.images.native import product_limit
 from pipelines.models import stages
 from pipelines.models.family import Lowerable
 from pipelines.models.folder import ModelFolder, open_folder
@@ -333,6 +332,8 @@ def doctor(speed: bool = False) -> dict[str, Any]:
         "models": zoo.names(),
     }
     if speed:
+        from pipelines.kernels.images.native import product_limit  # imports the steps of image networks
+
         report["speed"] = {"gmac_per_second": {isa: round(product_limit(isa), 1) for isa in extension.isas()}}
     return report
 

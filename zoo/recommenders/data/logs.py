@@ -25,7 +25,6 @@ from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.csv
-import pyarrow.parquet
 
 from pipelines.core.errors import RequestError, one_line
 from pipelines.core.files import GZIP, starts_with
@@ -180,7 +179,9 @@ def _open_path(name: str, partition: sources.Partition, delimiter: str | None) -
         return _of_tables(Log(name, kind, "", (), place=place), next(sources.tables(name, kind, place)).schema)
     try:
         if starts_with(path, sources.PARQUET):
-            return _of_tables(Log(path, "parquet", "", ()), pa.parquet.read_schema(path))
+            from pyarrow import parquet
+
+            return _of_tables(Log(path, "parquet", "", ()), parquet.read_schema(path))
     except (pa.ArrowException, OSError) as error:
         raise _unreadable(path, error) from error
     sources.require_text(path)
@@ -329,7 +330,9 @@ def _tables(log: Log, columns: Sequence[str], size: int = ROWS) -> Iterator[Any]
     elif log.kind == "rows":
         yield from log.place.to_batches(ROWS)
     elif log.kind == "parquet":
-        with pa.parquet.ParquetFile(log.path) as file:
+        from pyarrow import parquet
+
+        with parquet.ParquetFile(log.path) as file:
             yield from nested.parquet_batches(file, size, columns)
     else:
         for table in map(nested.flat_table, sources.tables(str(log.path), log.kind, log.place)):
