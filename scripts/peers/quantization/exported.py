@@ -1,7 +1,8 @@
 """Writes image networks of transformers and YOLO as users export them, for `own-models`: .onnx, .calib.npz, .test.npz.
 
 Networks have the layers of public models and random weights, names end in -shaped: speed is measured, and how near int8
-is to float. torch's TorchScript exporter writes the files, for one photo or, with --free-batch, any number.
+is to float. torch's TorchScript exporter writes the files, for one photo or, with --free-batch, any number; its dynamo
+exporter writes those of `CHANNELS_LAST`, from an example of that memory format.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pipelines.data.preprocess import Preprocess
 from scripts.peers import harness
 from scripts.peers.quantization.yolo import yolo_11n, yolo_v8n
 from scripts.peers.vision.float_networks import first_photos, obvious
+from zoo.vision.models.efficientnet import build as build_inverted
 
 CALIBRATED, TESTED = 32, 16  # photos
 MEAN, DEVIATION = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
@@ -67,6 +69,11 @@ def efficientnet() -> nn.Module:
     return transformers.EfficientNetForImageClassification(sizes)
 
 
+def inverted(arch: str) -> nn.Module:
+    """Returns a network of inverted residuals: EfficientNet-Lite0, or MobileNetV3 Large (Howard et al. 2019)."""
+    return build_inverted(arch, 1000)
+
+
 def rt_detr() -> nn.Module:
     """Returns RT-DETR of 300 queries on a ResNet-18 (Zhao et al. 2023)."""
     backbone = transformers.RTDetrResNetConfig(
@@ -90,10 +97,13 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], int]] = {  # network, pixels 
     "segformer-b0-shaped": (segformer, 512),
     "mobilevit-small-shaped": (mobilevit, 256),
     "efficientnet-b0-shaped": (efficientnet, 224),
+    "efficientnet-lite0-shaped": (lambda: inverted("efficientnet-lite0"), 224),
+    "mobilenet-v3-large-shaped": (lambda: inverted("mobilenet-v3-large"), 224),
     "rt-detr-r18-shaped": (rt_detr, 640),
     "yolov8n-shaped": (yolo_v8n, 640),
     "yolo11n-shaped": (yolo_11n, 640),
 }
+CHANNELS_LAST = {"efficientnet-lite0-shaped", "mobilenet-v3-large-shaped"}
 
 
 class Results(nn.Module):
@@ -130,6 +140,28 @@ def drawn(network: nn.Module) -> nn.Module:
     return network.eval()
 
 
+def export(network: nn.Module, side: int, path: Path, *, last: bool, free: bool) -> None:
+    """Writes a network.
+
+    Args:
+        network: From float32 [n, 3, side, side] to a tuple of tensors.
+        side: Height and width of photos.
+        path: ONNX file to write.
+        last: Whether the dynamo exporter writes it, from an example in the memory format channels_last.
+        free: Whether the number of photos is free.
+    """
+    x = torch.zeros(2 if free and last else 1, 3, side, side)
+    names = {"input_names": ["pixel_values"], "output_names": ["logits", "boxes"][: len(network(x))]}
+    if last:
+        example = x.to(memory_format=torch.channels_last)
+        shapes = ({0: torch.export.Dim("n")},) if free else None
+        network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        torch.onnx.export(network, (example,), path, dynamo=True, dynamic_shapes=shapes, verbose=False, **names)
+        return
+    axes = {name: {0: "n"} for values in names.values() for name in values} if free else None
+    torch.onnx.export(network, (x,), path, dynamo=False, dynamic_axes=axes, **names)
+
+
 def options(parser: harness.Parser) -> None:
     """Adds the options."""
     parser.add_argument("folder", type=Path)
@@ -146,11 +178,7 @@ def measure(args: Any) -> None:
         network, side = NETWORKS[name]
         torch.manual_seed(0)
         path = args.folder / f"{name}.onnx"
-        results = Results(drawn(network()))
-        x = torch.zeros(1, 3, side, side)
-        names = {"input_names": ["pixel_values"], "output_names": ["logits", "boxes"][: len(results(x))]}
-        free = {name: {0: "n"} for values in names.values() for name in values} if args.free_batch else None
-        torch.onnx.export(results, (x,), path, dynamo=False, dynamic_axes=free, **names)
+        export(Results(drawn(network())).eval(), side, path, last=name in CHANNELS_LAST, free=args.free_batch)
         spec = Preprocess.from_json({"size": side, "resize": side, "mean": MEAN, "std": DEVIATION, "channels": "RGB"})
         samples = np.concatenate([obvious(photo.read_bytes(), spec) for photo in photos])
         np.savez(path.with_suffix(".calib.npz"), pixel_values=samples[:CALIBRATED])
