@@ -338,6 +338,15 @@ struct FloatDepthwise {
     int64_t x_row, x_step, out_row;                 // from window to window, down and across, and from row to row of the result
 };
 
+// A convolution of float32 pixels, of which every output pixel reads a window: bias + sum of x weight, in order, plus another tensor, within bounds.
+struct FloatConvolution {
+    int64_t inputs, outputs;   // of a window; outputs: whole 16
+    const int64_t *offsets;    // [inputs] of floats, from the first one of a window
+    const float *weight;       // [outputs / 16, inputs, 16]
+    const float *bias;         // [outputs]
+    float low, high;
+};
+
 // The kernels of image classifiers (isa/images/). Pixels have whole 16 bytes, of which those behind the channels hold anything; up to 64 bytes behind
 // the last pixel of a tensor may be read.
 struct ImageKernels {
@@ -378,6 +387,8 @@ struct ImageKernels {
     void (*scale_floats)(const float *x, const float *gain, const float *bias, int64_t n, float *out);
     // rows x width pixels, x: the first window
     void (*float_depthwise)(const FloatDepthwise &, const float *x, float *out, int64_t rows, int64_t width);
+    // n pixels: in and out point to the window and to the results of each, added to what is added to them, if there is anything
+    void (*float_convolution)(const FloatConvolution &, const float *const *in, float *const *out, const float *const *added, int64_t n);
     void (*multiply_floats)(const float *a, const float *b, int64_t n, float *out);
     // sum over rows x of x weight, in order; n: whole 16
     void (*weigh_floats)(const float *const *xs, const float *weights, int64_t rows, int64_t n, float *out);

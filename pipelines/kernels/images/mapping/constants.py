@@ -47,7 +47,7 @@ class Constants:
             return False
         feeds: list[dict[str, Array]] = [{}, {}]
         for value in inputs:
-            constant = query.constant(value) if value in self._known else self._constant(value)
+            constant = query.constant(value) if value in self._known else self.dequantized(value)
             pair = self._known.get(value, None if constant is None else (constant, constant))
             if pair is None:
                 return False
@@ -60,8 +60,12 @@ class Constants:
         self._known[node.outputs[0]] = one, two
         return True
 
-    def _constant(self, value: ir.Value) -> Array | None:
-        """A constant, dequantized if it is one of 8 bits; None for another value."""
+    def dequantized(self, value: ir.Value) -> Array | None:
+        """Returns a constant, dequantized if it is one of 8 bits; None for another value.
+
+        Args:
+            value: Value of the graph.
+        """
         dequantize = value.producer() if query.dequantized(value) is not None else None
         if dequantize is None:
             return query.constant(value)

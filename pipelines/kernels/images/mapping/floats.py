@@ -18,12 +18,10 @@ from pipelines.kernels.images.mapping.functions import Functions
 from pipelines.kernels.images.mapping.layouts import Taps
 from pipelines.kernels.images.mapping.qdq import data_input, evaluated, input_at, refused
 from pipelines.kernels.images.mapping.walk import Bytes, Input, Layer, Pending, channel_axis, is_over_pixels, layout_of
-from pipelines.kernels.images.operators import same_pads, windows
 from pipelines.kernels.images.steps import (
     ChannelScale,
     FloatActivation,
     FloatCopy,
-    FloatDepthwise,
     FloatDifference,
     FloatLog,
     FloatMean,
@@ -77,9 +75,24 @@ class FloatValues(Functions):
         """(an input of a float step, its value)."""
         value = node.inputs[position]
         mapped = None if value is None else self.values.get(value)
+        if isinstance(mapped, Input):
+            mapped = self._float_image(node, mapped)
         if not isinstance(mapped, Bytes | Pending):
             raise refused(node, f"reads {'nothing' if value is None else value.name}, which has no native float form")
         return self._operand_of(node, mapped), mapped
+
+    def _float_image(self, node: ir.Node, image: Input) -> Pending:
+        """The input as a value of floats."""
+        if not self.reals or image.fills:
+            raise refused(node, "reads bytes, or a padded input, as floats")
+        tensor = self._pixels(image, None, 0)
+
+        def emit(scale: np.float32, zero: int, low: int, high: int) -> int:
+            out = self._new(self.tensors[tensor])
+            self.steps.append(FloatCopy(Operand(tensor), Operand(out, float(scale), zero)))
+            return self._clipped(out, low, high)
+
+        return Pending(emit, self.tensors[tensor], last=image.last, real=lambda: tensor)
 
     def _operand_of(self, node: ir.Node, mapped: Bytes | Pending) -> Operand:
         if isinstance(mapped, Bytes) and mapped.real and mapped.scale is not None:
@@ -285,25 +298,6 @@ class FloatValues(Functions):
             tokens=mapped.tokens and not flat,
         )
 
-    def _float_depthwise(self, node: ir.Node, weight: NDArray[np.float32]) -> None:
-        """weight: [channels, 1, kh, kw]."""
-        _, mapped = self._operand(node)
-        channels = self._shape(mapped)[2]
-        if True in layout_of(mapped) or weight.shape[0] != channels:
-            raise refused(node, "is not over [n, C, H, W]")
-        biases = self._per_channel(node, 2, channels, -1)
-        strides, pads, dilations = self._geometry(node, self._shape(mapped), weight.shape[2:])
-        counts = windows(self._shape(mapped), weight.shape[2:], strides, pads, dilations)
-        if min(counts) < 1:
-            raise refused(node, "has a window larger than its input")
-        taps = np.ascontiguousarray(weight[:, 0].transpose(1, 2, 0))
-
-        def add(to: Operand) -> Step:
-            source = self._float_tensor(node, mapped)
-            return FloatDepthwise(source, to.tensor, taps, biases, strides, pads, dilations)
-
-        self._float_value(node, (*counts, channels), add, mapped, quantizes=False)
-
     def _function(self, node: ir.Node) -> None:
         """Maps a function of a float value; one of a single byte is a table."""
         positions = [i for i, value in enumerate(node.inputs) if value is not None and value in self.values]
@@ -483,17 +477,3 @@ class FloatValues(Functions):
         if constant is None or not (constant.size == 1 or fits):
             raise refused(node, "has an argument that is neither constant nor one value per channel")
         return np.ascontiguousarray(np.broadcast_to(np.asarray(constant, np.float32).ravel(), channels))
-
-    def _geometry(
-        self, node: ir.Node, shape: Shape, kernel: Sequence[int]
-    ) -> tuple[tuple[int, int], tuple[int, int, int, int], tuple[int, int]]:
-        """Strides, pads and dilations of windows over [n, C, H, W]."""
-        ints, automatic = node.attributes.get_ints, node.attributes.get_string("auto_pad", "NOTSET")
-        (down, across), (rows, columns) = ints("strides", [1, 1]), ints("dilations", [1, 1])
-        pads = ints("pads", [0, 0, 0, 0]) if automatic == "NOTSET" else (0, 0, 0, 0)
-        if automatic in ("SAME_UPPER", "SAME_LOWER"):
-            pads = same_pads(shape, kernel, (down, across), (rows, columns), automatic == "SAME_LOWER")
-        top, left, bottom, right = pads
-        if min(top, left, bottom, right) < 0:
-            raise refused(node, "has negative pads")
-        return (down, across), (top, left, bottom, right), (rows, columns)

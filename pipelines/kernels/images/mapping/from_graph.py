@@ -24,7 +24,7 @@ from pipelines.kernels.images.mapping.qdq import data_input, refused
 from pipelines.kernels.images.mapping.remainder import FloatRemainder
 from pipelines.kernels.images.mapping.walk import Bytes, Input, Pending
 from pipelines.kernels.images.program import ENDINGS, SELECTION, ImageProgram, ValuePart
-from pipelines.kernels.images.steps import Convolution, Dequantize, Shape
+from pipelines.kernels.images.steps import Convolution, Dequantize, FloatConvolution, Shape
 from pipelines.rewrites.driver import rewrite
 from pipelines.rewrites.fold_constants import FoldConstants
 from pipelines.rewrites.reshape_chains import ReshapeChains
@@ -126,6 +126,9 @@ class ImageMapping(Layers):
             result_shape: tuple[int, ...] = (sum(int(np.prod(shape)) for _, shape, _ in parts),)
         else:
             result_shape = self._end(ending.inputs[0] if ending is not None else result, ending)
+        layers = {type(step) for step in self.steps} & {Convolution, FloatConvolution}
+        if layers == {FloatConvolution}:
+            raise RequestError("no layer has weights of 8 bits; expected a quantized graph: run zoo quantize")
         tensors, steps, floats = fused(self.tensors, self.steps, self.floats)
         return ImageProgram(
             str(self.input.name),
@@ -238,7 +241,8 @@ class ImageMapping(Layers):
             if producer is None:
                 raise remainder.reason or RequestError(f"the output {odd[0].name} is not a dequantized tensor")
             remainder.take(producer)
-        weights = sum(step.weight.size for step in self.steps if isinstance(step, Convolution))
+        layers = (step for step in self.steps if isinstance(step, Convolution | FloatConvolution))
+        weights = sum(step.weight.size for step in layers)
         if remainder and remainder.weights() * LEAST > weights:
             raise remainder.reason or RequestError("the outputs are results of float layers")
         values, results, offset = remainder.inputs(self.values), list[Dequantize](), 0

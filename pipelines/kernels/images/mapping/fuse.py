@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import fields, replace
@@ -13,6 +14,8 @@ from pipelines.kernels.images.steps import (
     Concatenation,
     Convolution,
     FloatActivation,
+    FloatClip,
+    FloatConvolution,
     FloatSum,
     Normalization,
     Operand,
@@ -90,33 +93,42 @@ def _fuse_scales(steps: list[Step]) -> None:
 
 
 def _fuse_floats(steps: list[Step]) -> None:
-    """Fuses activations and sums of floats into the layers before them, in place.
+    """Fuses activations, sums and bounds of floats into the layers before them, in place.
 
-    The activation or sum must be the only reader of the layer's result, and the other summand must exist before.
+    The operator must be the only reader of the layer's result, and the other summand must exist before.
     """
     readers = Counter(tensor for step in steps for tensor in step.reads())
     writers = {getattr(step, "out", -1): step for step in steps}
-    for step in [step for step in steps if type(step) in (FloatActivation, FloatSum)]:
-        assert isinstance(step, FloatActivation | FloatSum)
-        operands = [step.x] if isinstance(step, FloatActivation) else [step.a, step.b]
+    for step in [step for step in steps if type(step) in (FloatActivation, FloatClip, FloatSum)]:
+        assert isinstance(step, FloatActivation | FloatClip | FloatSum)
+        operands = [step.a, step.b] if isinstance(step, FloatSum) else [step.x]
         places = [steps.index(writers[operand.tensor]) for operand in operands]
         own = operands[places.index(max(places))]
         layer = writers[own.tensor]
-        plain = isinstance(layer, Convolution) and layer.floats and layer.residual < 0
-        if not isinstance(layer, Convolution) or not plain or readers[own.tensor] != 1:
-            continue
-        if isinstance(step, FloatActivation):
-            to = step.to
-            joined = None if to.floats else layer.activated(step.kind, to.scale, to.zero, to.tensor)
-        else:
-            other = step.b if own is step.a else step.a
-            if not (step.to.floats and other.floats):
-                continue
-            joined = replace(layer, out=step.out, residual=other.tensor)
-        if joined is None:
+        joined = _joined(step, layer, operands[1 - operands.index(own)] if len(operands) > 1 else own)
+        if joined is None or readers[own.tensor] != 1:
             continue
         steps[steps.index(layer)] = writers[step.out] = joined
         steps.remove(step)
+
+
+def _joined(
+    step: FloatActivation | FloatClip | FloatSum, layer: Step, other: Operand
+) -> Convolution | FloatConvolution | None:
+    """A layer that also computes the step behind it, `other` being the second summand of a sum; None without one."""
+    if isinstance(layer, FloatConvolution) and layer.to.floats and (layer.low, layer.high) == (-math.inf, math.inf):
+        if isinstance(step, FloatClip):
+            return replace(layer, to=step.to, low=step.low, high=step.high)
+        if isinstance(step, FloatSum) and other.floats and layer.residual < 0:
+            return replace(layer, to=step.to, residual=other.tensor)
+    if not isinstance(layer, Convolution) or not layer.floats or layer.residual >= 0:
+        return None
+    if isinstance(step, FloatActivation):
+        to = step.to
+        return None if to.floats else layer.activated(step.kind, to.scale, to.zero, to.tensor)
+    if isinstance(step, FloatSum) and step.to.floats and other.floats:
+        return replace(layer, out=step.out, residual=other.tensor)
+    return None
 
 
 def _renumbered(

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from pipelines.graph import query
 from pipelines.kernels.arrays import Array
-from pipelines.kernels.images.mapping.orders.attention import Attentions
+from pipelines.kernels.images.mapping.float_layers import FloatLayers
 from pipelines.kernels.images.mapping.qdq import data_input, input_at, int8_weight, int32_bias, qparams, refused
 from pipelines.kernels.images.mapping.walk import Bytes, Input, Layer, Pending, is_over_pixels, layout_of
 from pipelines.kernels.images.operators import ceil_mode_pads, windows
@@ -32,7 +31,7 @@ from pipelines.kernels.images.steps import (
 from pipelines.kernels.images.steps.elementwise import quantized_sum
 
 
-class Layers(Attentions):
+class Layers(FloatLayers):
     """A walk that knows the layers with weights of 8 bits, sums and pools."""
 
     def _layer(
@@ -114,14 +113,13 @@ class Layers(Attentions):
         return FloatDepthwise(self._float_tensor(node, x), out, taps, bias, **geometry)
 
     def _conv(self, node: ir.Node) -> None:
-        constant = query.constant(input_at(node, 1))
-        depthwise = constant is not None and constant.ndim == 4 and constant.shape[1] == 1 < len(constant)
-        if constant is not None and depthwise and node.attributes.get_int("group", 1) == len(constant):
-            self._float_depthwise(node, constant)
-            return
         is_input = isinstance(self.values.get(data_input(node)), Input)
-        if constant is not None and not is_input and self._few_weights(node) is not None:
+        if not is_input and self._few_weights(node) is not None:
             self._group_linear(node)
+            return
+        floats = self._float_weight(node)
+        if floats is not None:
+            self._float_conv(node, floats)
             return
         x = self._read(node)
         weight, scale = int8_weight(node, 0)
@@ -146,6 +144,10 @@ class Layers(Attentions):
         if attributes.get_int("transA", 0) != 0 or alpha == 0:
             raise refused(node, "has a transposed input, or an alpha of 0")
         turned = attributes.get_int("transB", 0) == 1
+        floats = self._float_weight(node)
+        if floats is not None:
+            self._float_connected(node, (floats if turned else floats.T) * np.float32(alpha), beta)
+            return
         weight, scale = int8_weight(node, 0 if turned else 1)
         self._connected(node, weight if turned else weight.T, scale * np.float32(alpha), input_at(node, 2), beta)
 
@@ -154,22 +156,17 @@ class Layers(Attentions):
         if not is_input and self._few_weights(node) is not None:
             self._group_linear(node)
             return
+        floats = self._float_weight(node)
+        if floats is not None:
+            self._float_connected(node, floats.T)
+            return
         weight, scale = int8_weight(node, 1)
         self._connected(node, weight.T, scale, None)
 
     def _connected(self, node: ir.Node, weight: Array, scale: Array, bias: ir.Value | None, beta: float = 1.0) -> None:
         """weight: int8 [O, K]; beta: factor of the bias."""
         x = self._read(node)
-        height, width, channels = self.tensors[x.tensor]
-        if x.last and not x.flat and node.op_type == "MatMul" and weight.shape[1:] == (channels,):  # of each pixel
-            self._layer(node, x, np.ascontiguousarray(weight)[:, None, None], scale, bias, beta)
-            return
-        if not x.flat or weight.ndim != 2 or weight.shape[1] != height * width * channels:
-            raise refused(node, "does not read a whole flattened tensor")
-        cut = weight.reshape(len(weight), height, width, channels) if x.last else None
-        if cut is None:
-            cut = weight.reshape(len(weight), channels, height, width).transpose(0, 2, 3, 1)
-        self._layer(node, x, np.ascontiguousarray(cut), scale, bias, beta)
+        self._layer(node, x, self._over_window(node, x, weight), scale, bias, beta)
 
     def _add(self, node: ir.Node) -> None:
         if self._by_constant(node):

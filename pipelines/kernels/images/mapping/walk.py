@@ -215,14 +215,15 @@ class Walk:
         return self._tensors_of[key]
 
     def _pixels(self, image: Input, scale: np.float32 | None, zero: int) -> int:
-        """The tensor of the input; quantized where it is float."""
+        """The tensor of the input; quantized where it is float, unless `scale` is None."""
         if self.first is not None:
             if self.first[:3] != (image, scale, zero):
                 raise RequestError("reads the input with other qparams or another layout than an earlier operator")
             return self.first[3]
         height, width = self.shape[:2] if image.stored else self.shape[1:]
         channels = self.shape[2] if image.stored else self.shape[0]
-        tensor = self._new((height, width, channels + len(image.fills)))
+        make = self._new_floats if self.reals and scale is None else self._new
+        tensor = make((height, width, channels + len(image.fills)))
         self.steps.insert(0, Pixels(tensor, image.fills, image.stored, float(scale or 0), zero))
         self.first = (image, scale, zero, tensor)
         return tensor

@@ -189,6 +189,15 @@ void float_depthwise(BoundNetwork &network, int64_t x, int64_t out, const Array 
                             static_cast<int64_t>(weight.shape(2)), strides, pads, dilations);
 }
 
+void float_convolution(BoundNetwork &network, int64_t x, const Operands &out, const Array &weight, const Array &bias, int64_t groups, Pair strides,
+                       Sides pads, Pair dilations, int64_t residual, float low, float high) {
+    const float *weights = data_of<float>(weight, "weight", 4), *biases = data_of<float>(bias, "bias", 1);
+    if (weight.shape(0) != bias.size()) throw nb::value_error("a convolution has a bias an output");
+    FloatConvolutionShape shape{{}, groups, strides, pads, dilations};
+    for (size_t axis = 0; axis < 4; ++axis) shape.weight[axis] = static_cast<int64_t>(weight.shape(axis));
+    network.float_convolution(x, operand_of(out), shape, weights, biases, residual, low, high);
+}
+
 }  // namespace
 }  // namespace zoo
 
@@ -244,6 +253,8 @@ void bind_image_network(nb::module_ &module) {
                                  const std::vector<int64_t> &columns, const Array &column_weights) {
                  n.interpolation(operand_of(x), operand_of(out), taps_of(rows, row_weights), taps_of(columns, column_weights));
              }, "x"_a, "out"_a, "rows"_a, "row_weights"_a, "columns"_a, "column_weights"_a)
+        .def("float_convolution", float_convolution, "x"_a, "out"_a, "weight"_a, "bias"_a, "groups"_a, "strides"_a, "pads"_a, "dilations"_a,
+             "residual"_a, "low"_a, "high"_a)
         .def("float_depthwise", float_depthwise, "x"_a, "out"_a, "weight"_a, "bias"_a, "strides"_a, "pads"_a, "dilations"_a)
         .def("sampling", &BoundNetwork::sampling, "x"_a, "grid"_a, "out"_a, "groups"_a, "taps"_a, "outside"_a, "align"_a)
         .def("pixel_sums", &BoundNetwork::pixel_sums, "x"_a, "out"_a, "places"_a)

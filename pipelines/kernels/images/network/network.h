@@ -54,6 +54,15 @@ struct SumArguments {
     bool other_first;
 };
 
+// A convolution of floats.
+struct FloatConvolutionShape {
+    std::array<int64_t, 4> weight;  // outputs, rows, columns, inputs of a group
+    int64_t groups;
+    Pair strides;
+    Sides pads;
+    Pair dilations;
+};
+
 // Weighted sums of pixels along an axis: [outputs, count] places and weights.
 struct Taps {
     int64_t count;
@@ -126,6 +135,9 @@ class Network {
     void float_log(Operand x, Operand out);
     void float_floor(Operand x, Operand out, float divisor);
     void float_quotient(Operand a, Operand b, Operand out);
+    // weight: of shape.weight; residual: floats to add to the sums, or -1
+    void float_convolution(int64_t x, Operand out, const FloatConvolutionShape &, const float *weight, const float *bias, int64_t residual, float low,
+                           float high);
     // weight [rows, columns, channels]
     void float_depthwise(int64_t x, int64_t out, const float *weight, const float *bias, Pair kernel, int64_t channels, Pair strides, Sides pads,
                          Pair dilations);

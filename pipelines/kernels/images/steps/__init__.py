@@ -4,7 +4,7 @@ from typing import Any
 
 from pipelines.kernels.images.steps.activation import FloatClip, FloatFloor, FloatLog, FloatQuotient
 from pipelines.kernels.images.steps.base import LARGEST, Packing, Run, Shape, Step
-from pipelines.kernels.images.steps.convolution import Convolution
+from pipelines.kernels.images.steps.convolution import Convolution, FloatConvolution
 from pipelines.kernels.images.steps.elementwise import Addition, Lookup, Product, Sum
 from pipelines.kernels.images.steps.floats import (
     ChannelScale,
@@ -48,6 +48,7 @@ __all__ = [
     "Dequantize",
     "FloatActivation",
     "FloatClip",
+    "FloatConvolution",
     "FloatCopy",
     "FloatDepthwise",
     "FloatDifference",

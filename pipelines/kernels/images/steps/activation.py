@@ -177,9 +177,7 @@ class FloatClip(FloatStep):
 
     def function(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
         """See `FloatStep`."""
-        low, high = np.float32(self.low), np.float32(self.high)
-        least = np.where(x < low, low, x)
-        return np.where(least > high, high, least)
+        return bounded(x, self.low, self.high)
 
     def packed(self, packing: Packing) -> tuple[Any, ...]:
         """See `Step`."""
@@ -262,3 +260,15 @@ class FloatQuotient(FloatProduct):
     def add_to(network: ImageNetwork, a: PackedOperand, b: PackedOperand, out: PackedOperand) -> None:
         """See `Step`."""
         network.float_quotient(a=a, b=b, out=out)
+
+
+def bounded(x: NDArray[np.float32], low: float, high: float) -> NDArray[np.float32]:
+    """Returns values with bounds; NaN stays NaN.
+
+    Args:
+        x: float32 of any shape.
+        low: Lower bound.
+        high: Upper bound.
+    """
+    least = np.where(x < np.float32(low), np.float32(low), x)
+    return np.where(least > np.float32(high), np.float32(high), least)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -14,9 +14,16 @@ from pipelines.core.errors import RequestError
 from pipelines.kernels.arrays import Array, require
 from pipelines.kernels.extension import required
 from pipelines.kernels.images.operators import windows
-from pipelines.kernels.images.steps.activation import ActivationTable, PackedTable, activation_table, native_table
+from pipelines.kernels.images.steps.activation import (
+    ActivationTable,
+    PackedTable,
+    activation_table,
+    bounded,
+    native_table,
+)
 from pipelines.kernels.images.steps.base import LARGEST, Packing, Run, Step, bytes_fit, clipped, fits
 from pipelines.kernels.images.steps.elementwise import PackedSum, Sum, byte_sum
+from pipelines.kernels.images.steps.floats import Operand, PackedOperand
 
 if TYPE_CHECKING:
     from pipelines.kernels._native import ImageNetwork
@@ -212,23 +219,161 @@ class Convolution(Step):
         )
 
 
+@dataclass(frozen=True, eq=False)
+class FloatConvolution(Step):
+    """A convolution of floats or, over a window as large as its tensor, a fully connected layer.
+
+    A sum begins with its bias and takes the products of a window in order, row by row, pixel by pixel, each by a fused
+    multiply-add, which rounds once:
+
+        y[o] = clip(fma(x_n, w_n, ... fma(x_1, w_1, bias_o)) + residual, low, high)
+
+    Attributes:
+        x: Number of the float tensor that is read; its padding is 0.
+        to: The tensor that is written.
+        weight: float32 [O, kh, kw, C / groups].
+        bias: float32 [O].
+        residual: Number of a float tensor of the shape of `to`, -1: none.
+        low: Lower bound; NaN stays NaN.
+        high: Upper bound.
+    """
+
+    x: int
+    to: Operand
+    weight: Array
+    bias: Array
+    strides: tuple[int, int] = (1, 1)
+    pads: tuple[int, int, int, int] = (0, 0, 0, 0)
+    dilations: tuple[int, int] = (1, 1)
+    groups: int = 1
+    residual: int = -1
+    low: float = -np.inf
+    high: float = np.inf
+    method: ClassVar[str] = "float_convolution"
+
+    @property
+    def out(self) -> int:
+        """Number of the tensor that is written."""
+        return self.to.tensor
+
+    def check(self, program: ImageProgram, written: set[int]) -> None:
+        """See `Step`."""
+        shape = program.read(self, self.x, written, floats=True)
+        fits(self, self.weight.ndim == 4 and self.weight.size > 0 and self.groups >= 1)
+        outputs, *kernel, inputs = self.weight.shape
+        require("FloatConvolution", "weight", self.weight, np.float32, (outputs, *kernel, inputs))
+        require("FloatConvolution", "bias", self.bias, np.float32, (outputs,))
+        fits(self, outputs % self.groups == 0 and inputs * self.groups == shape[2])
+        fits(self, min(*self.strides, *self.dilations) >= 1 and min(self.pads) >= 0 and self.low <= self.high)
+        fits(self, max(*self.pads, *kernel, *self.strides, *self.dilations) <= LARGEST)
+        sizes = (*windows(shape, kernel, self.strides, self.pads, self.dilations), outputs)
+        fits(self, min(sizes) >= 1)
+        if self.residual >= 0:
+            fits(self, program.read(self, self.residual, written, floats=True) == sizes)
+        fits(self, self.to.write(self, program, written) == sizes)
+
+    def reads(self) -> tuple[int, ...]:
+        """See `Step`."""
+        return (self.x,) if self.residual < 0 else (self.x, self.residual)
+
+    def compute(self, run: Run) -> None:
+        """See `Step`."""
+        outputs, *kernel, inputs = self.weight.shape
+        size = outputs // self.groups
+        total: Array | None = None
+        for i, j, taps in _taps(self, run.tensors[self.x], kernel):
+            if total is None:
+                total = np.broadcast_to(self.bias, (*taps.shape[:2], outputs)).copy()
+            for group in range(self.groups):
+                outs = slice(group * size, (group + 1) * size)
+                for k in range(inputs):
+                    x = taps[..., group * inputs + k, None]
+                    total[..., outs] = multiply_add(x, self.weight[outs, i, j, k], total[..., outs])
+        assert total is not None
+        if self.residual >= 0:
+            total = total + run.tensors[self.residual]
+        self.to.store(run, bounded(total, self.low, self.high))
+
+    def packed(self, packing: Packing) -> tuple[Any, ...]:
+        """See `Step`."""
+        weight, bias = (np.ascontiguousarray(array) for array in (self.weight, self.bias))
+        geometry = (self.groups, self.strides, self.pads, self.dilations)
+        return (self.x, self.to.packed(), weight, bias, *geometry, self.residual, (self.low, self.high))
+
+    @staticmethod
+    def add_to(
+        network: ImageNetwork,
+        x: int,
+        out: PackedOperand,
+        weight: Array,
+        bias: Array,
+        groups: int,
+        strides: Sequence[int],
+        pads: Sequence[int],
+        dilations: Sequence[int],
+        residual: int,
+        bounds: Sequence[float],
+    ) -> None:
+        """See `Step`."""
+        low, high = bounds
+        network.float_convolution(
+            x=x,
+            out=out,
+            weight=weight,
+            bias=bias,
+            groups=groups,
+            strides=strides,
+            pads=pads,
+            dilations=dilations,
+            residual=residual,
+            low=low,
+            high=high,
+        )
+
+
+def multiply_add(a: Array, b: Array, c: Array) -> NDArray[np.float32]:
+    """Returns a b + c, rounded once.
+
+    The product is exact in float64. The float64 sum is rounded to an odd last bit where it is not exact, by its error
+    (Knuth's TwoSum), so that rounding it to float32 is right (Boldo and Melquiond 2008, "Emulation of FMA").
+
+    Args:
+        a: float32.
+        b: float32, of a shape that broadcasts with that of `a`.
+        c: float32, likewise.
+    """
+    with np.errstate(invalid="ignore", over="ignore"):
+        product, other = a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64)
+        total = product + other
+        own = total - product
+        error = (product - (total - own)) + (other - own)
+        even = (error != 0) & np.isfinite(total) & (total.view(np.int64) & 1 == 0)
+        odd = np.where(even, np.nextafter(total, np.where(error > 0, np.inf, -np.inf)), total)
+        return np.asarray(odd.astype(np.float32))
+
+
+def _taps(
+    step: Convolution | FloatConvolution, x: Array, kernel: Sequence[int], fill: int = 0
+) -> Iterator[tuple[int, int, Array]]:
+    """(row, column, what all windows have there [rows, columns, channels]) of a window of padded x."""
+    rows, columns = windows(x.shape, kernel, step.strides, step.pads, step.dilations)
+    top, left, bottom, right = step.pads
+    padded = np.pad(x, ((top, bottom), (left, right), (0, 0)), constant_values=fill)
+    for i in range(kernel[0]):
+        for j in range(kernel[1]):
+            taps = padded[i * step.dilations[0] :: step.strides[0], j * step.dilations[1] :: step.strides[1]]
+            yield i, j, taps[:rows, :columns]
+
+
 def _convolved(step: Convolution, x: Array) -> NDArray[np.int64]:
     """The sums of a convolution."""
     outputs, *kernel, inputs = step.weight.shape
     rows, columns = windows(x.shape, kernel, step.strides, step.pads, step.dilations)
-    sides = [(step.pads[0], step.pads[2]), (step.pads[1], step.pads[3])]
-    padded = np.full(
-        (*[n + sum(side) for n, side in zip(x.shape, sides, strict=False)], x.shape[2]), step.fill, np.int64
-    )
-    padded[sides[0][0] : sides[0][0] + x.shape[0], sides[1][0] : sides[1][0] + x.shape[1]] = x
     total = np.broadcast_to(step.bias.astype(np.int64), (rows, columns, outputs)).copy()
     size = outputs // step.groups
-    for i in range(kernel[0]):
-        for j in range(kernel[1]):
-            top, left = i * step.dilations[0], j * step.dilations[1]
-            taps = padded[top :: step.strides[0], left :: step.strides[1]][:rows, :columns]
-            for group in range(step.groups):
-                outs = slice(group * size, (group + 1) * size)
-                part = taps[..., group * inputs : (group + 1) * inputs]
-                total[..., outs] += part @ step.weight[outs, i, j].astype(np.int64).T
+    for i, j, taps in _taps(step, x.astype(np.int64), kernel, step.fill):
+        for group in range(step.groups):
+            outs = slice(group * size, (group + 1) * size)
+            part = taps[..., group * inputs : (group + 1) * inputs]
+            total[..., outs] += part @ step.weight[outs, i, j].astype(np.int64).T
     return total

@@ -1,5 +1,6 @@
 // The table of the image kernels of an instruction set: the header of each includes it behind its kernels.
 #pragma once
+#include "isa/images/float_convolution.h"
 #include "isa/images/floats.h"
 #include "isa/images/kernels.h"
 
@@ -28,6 +29,7 @@ constexpr ImageKernels kImageKernels = {
     .add_floats = add_floats,
     .scale_floats = scale_floats,
     .float_depthwise = float_depthwise,
+    .float_convolution = float_convolution,
     .multiply_floats = multiply_floats,
     .weigh_floats = weigh_floats,
     .add_squares = add_squares,

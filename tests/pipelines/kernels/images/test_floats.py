@@ -270,16 +270,6 @@ def test_functions_of_several_operators_are_recognized_by_their_values(form: str
     np.testing.assert_allclose(outputs.reshape(2, 8, 6, 8), results(path, samples), atol=0.0501)
 
 
-def test_a_dense_layer_of_float_weights_is_refused(tmp_path: Path) -> None:
-    g = Graph()
-    x = g.quantize(g.layer("Conv", g.quantize("image", 0.02, 120), (16, 3, 1, 1), 0.02), 0.03, 120)
-    y = g.add("Conv", [x, weights(g, 16, 16, 3, 3)], pads=[1] * 4)
-    y = g.layer("Conv", g.quantize(y, 0.05, 120), (8, 16, 1, 1), 0.05)
-    path = g.save(tmp_path / "m.onnx", [3, 8, 6], g.quantize(y, 0.05, 120), opset=17)
-    with pytest.raises(RequestError, match="weights that are not symmetric int8"):
-        image_program(io.load(path))
-
-
 def test_a_difference_of_layers_is_no_sum(tmp_path: Path) -> None:
     """A layer adds floats to its results, but subtracts none."""
     g = Graph(6)

@@ -1,0 +1,89 @@
+// Convolutions of float32 tensors: images/steps/convolution.py.
+#include <algorithm>
+
+#include "images/network/network.h"
+
+namespace zoo {
+namespace {
+
+constexpr int64_t kPixels = 240;  // pixels per list of windows
+constexpr int64_t kPanel = 16;    // outputs whose weights lie together
+
+// Weights of every group as [outputs / 16, inputs, 16], zeros behind its last output.
+std::vector<float> panels(const FloatConvolutionShape &c, const float *weight) {
+    const int64_t outputs = c.weight[0] / c.groups, inputs = c.weight[1] * c.weight[2] * c.weight[3], whole = round_up(outputs, kPanel);
+    std::vector<float> packed(static_cast<size_t>(c.groups * whole * inputs));
+    for (int64_t o = 0; o < c.weight[0]; ++o) {
+        const int64_t row = o / outputs * whole + o % outputs;
+        float *to = packed.data() + row / kPanel * kPanel * inputs + row % kPanel;
+        for (int64_t k = 0; k < inputs; ++k) to[k * kPanel] = weight[o * inputs + k];
+    }
+    return packed;
+}
+
+}  // namespace
+
+void Network::float_convolution(int64_t x, Operand out, const FloatConvolutionShape &shape, const float *weight, const float *bias, int64_t residual,
+                                float low, float high) {
+    const FloatConvolutionShape c = shape;
+    const int64_t outputs = c.weight[0], rows = c.weight[1], columns = c.weight[2], inputs = c.weight[3];
+    const int64_t to = out.tensor, height = written(out).height, width = layout(to).width, channels = layout(checked(x, true, true)).channels;
+    require(std::min({outputs, rows, columns, inputs, c.groups}) >= 1 && outputs % c.groups == 0 && low <= high, "a convolution");
+    require(channels == inputs * c.groups && layout(to).channels == outputs, "a convolution");
+    pad(x, {rows, columns}, c.strides, c.dilations, c.pads, 0, height, width);
+    std::vector<int64_t> reads{x};
+    if (residual >= 0) {
+        const Tensor &added = layout(checked(residual, true, true));
+        require(added.height == height && added.width == width && added.channels == outputs, "a sum");
+        reads.push_back(residual);
+    }
+    const int64_t own = outputs / c.groups, whole = round_up(own, kPanel), window = rows * columns * inputs, pixel = round_up(outputs, kPanel);
+    const std::vector<float> weights = panels(c, weight);
+    std::vector<float> biases(static_cast<size_t>(c.groups * whole));
+    for (int64_t o = 0; o < outputs; ++o) biases[static_cast<size_t>(o / own * whole + o % own)] = bias[o];
+    const bool apart = c.groups > 1 && own != whole, bytes = !out.floats();  // groups whose results do not end at whole 16
+    step(to, reads, height, [=](const Sample &s, int64_t begin, int64_t end) {
+        const Tensor &from = layout(x), &target = layout(to);
+        std::vector<int64_t> offsets;
+        for (int64_t i = 0; i < rows; ++i)
+            for (int64_t j = 0; j < columns; ++j)
+                for (int64_t k = 0; k < inputs; ++k) offsets.push_back((i * c.dilations[0] * from.row() + j * c.dilations[1] * from.pitch) / 4 + k);
+        Buffer<float> results(bytes ? kPixels * pixel : 0), group(apart ? kPixels * whole : 0), addends(apart && residual >= 0 ? kPixels * whole : 0);
+        const float *in[kPixels], *added[kPixels];
+        float *floats[kPixels], *made[kPixels];
+        for (int64_t p = begin * width; p < end * width; p += kPixels) {
+            const int64_t n = std::min(kPixels, end * width - p);
+            for (int64_t i = 0; i < n; ++i) {
+                const int64_t y = (p + i) / width, column = (p + i) % width;
+                in[i] = reinterpret_cast<const float *>(s.pixel(from, y * c.strides[0] - c.pads[0], column * c.strides[1] - c.pads[1]));
+                floats[i] = bytes ? results.data() + i * pixel : reinterpret_cast<float *>(s.pixel(target, y, column));
+                if (residual >= 0) added[i] = reinterpret_cast<const float *>(s.pixel(layout(residual), y, column));
+            }
+            for (int64_t g = 0; g < c.groups; ++g) {
+                const FloatConvolution layer{window, whole, offsets.data(), weights.data() + g * whole * window, biases.data() + g * whole, low, high};
+                for (int64_t i = 0; i < n; ++i) {
+                    made[i] = apart ? group.data() + i * whole : floats[i] + g * own;
+                    if (g) in[i] += inputs;
+                    if (residual < 0) continue;
+                    if (g) added[i] += own;
+                    if (apart) std::copy_n(added[i], own, addends.data() + i * whole);
+                }
+                if (apart && residual >= 0) {
+                    const float *copied[kPixels];
+                    for (int64_t i = 0; i < n; ++i) copied[i] = addends.data() + i * whole;
+                    isa_.images->float_convolution(layer, in, made, copied, n);
+                } else {
+                    isa_.images->float_convolution(layer, in, made, residual >= 0 ? added : nullptr, n);
+                }
+                for (int64_t i = 0; i < n && apart; ++i) std::copy_n(made[i], own, floats[i] + g * own);
+            }
+            for (int64_t i = 0; i < n; ++i) {
+                std::fill(floats[i] + outputs, floats[i] + pixel, 0.0f);
+                if (bytes) isa_.images->quantize_floats(floats[i], 1 / out.scale, out.zero, pixel, s.pixel(target, (p + i) / width, (p + i) % width));
+            }
+        }
+    });
+    steps_.back().by_row = c.weight[1] == 1 && c.strides[0] == 1 && height == layout(x).height;
+}
+
+}  // namespace zoo
