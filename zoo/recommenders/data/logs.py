@@ -3,10 +3,9 @@
 Sources: CSV and TSV with a header, JSON lines and Parquet; text files plain or .gz; data sets of the `datasets`
 library, on disk or on the hub; rows and tables in memory.
 
-Columns come as text in batches of constant memory; missing values are null. pyarrow reads CSV (quotes by RFC 4180,
-UTF-8) and Parquet. Lists in JSON lines or Parquet become text joined by `LIST`; empty lists are missing values, as in
-CSV. Rows in the Criteo format (Kaggle 2014) have no header. They are recognized by their 39 or 40 columns, which get
-the names `CRITEO`.
+Columns come as text in batches of constant memory; missing values are null. pyarrow reads CSV (RFC 4180, UTF-8) and
+Parquet. Lists in JSON lines or Parquet become text joined by `LIST`; empty lists are null, as in CSV. Rows in Criteo's
+format (Kaggle 2014) have no header: their 39 or 40 columns get the names `CRITEO`.
 """
 
 from __future__ import annotations
@@ -89,8 +88,7 @@ class Log:
             Record batches of string columns, null where a value is missing.
 
         Raises:
-            RequestError: The source cannot be read to its end, or a row has another number of columns and `on_bad_row`
-                is None.
+            RequestError: The source cannot be read to its end, or a row is bad and `on_bad_row` is None.
         """
         if self.partition:
             yield from self._partitioned(self.columns if columns is None else tuple(columns), on_bad_row, forms or {})

@@ -305,7 +305,7 @@ def test_results_that_do_not_fit() -> None:
         (steps, 7, {}),
         ([*steps, Dequantize(0, 0.5, 0)], 6, {}),
         (steps, 6, {"parts": (("a", (5,), "float32"),)}),
-        (steps, 6, {"rest": b"model"}),
+        (steps, 6, {"remainder": b"model"}),
     ):
         with pytest.raises(RequestError, match="do not fit|no new one"):
             program((3, 2, 2), tensors, wrong, results, **more)
