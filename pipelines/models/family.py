@@ -450,7 +450,7 @@ class ScenarioBenchmark(Protocol):
         Args:
             pipelines: Opened pipelines.
             data: Labelled raw data.
-            options: scenario, count, least, price_per_hour.
+            options: scenario, count, min_accuracy, price_per_hour.
         """
 
 

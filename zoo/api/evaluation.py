@@ -180,8 +180,8 @@ def benchmark(
             )
         if price_per_hour is not None and not price_per_hour >= 0:
             raise RequestError(f"the price is {price_per_hour} an hour; expected 0 or more")
-        least = {"top1": min_top1, "top5": min_top5}
-        more = {"scenario": scenario, "count": count, "least": least, "price_per_hour": price_per_hour}
+        min_accuracy = {"top1": min_top1, "top5": min_top5}
+        more = {"scenario": scenario, "count": count, "min_accuracy": min_accuracy, "price_per_hour": price_per_hour}
         return _scenario(folder, precisions, engines or ("auto",), threads, data, more)
     if {min_top1, min_top5, price_per_hour} != {None}:
         raise RequestError(
