@@ -29,6 +29,7 @@ PARALLEL := -n auto --maxprocesses 4 --dist loadfile
 # Trainings run beside the other tests, which leave cores idle where they wait; then come their lines, and one line of both results.
 define pytest
 @mkdir -p build; $(BIN)/python -m pytest $(1) $(TRAINING) > build/trainings.log 2>&1 & beside=$$!; \
+	trap 'kill $$beside; exit 130' INT TERM; \
 	$(BIN)/python -m pytest $(PARALLEL) $(1) $(TRAINING:%=--ignore=%); tests=$$?; \
 	wait $$beside; trainings=$$?; cat build/trainings.log; \
 	result() { if [ $$1 = 0 ]; then echo passed; else echo "FAILED (exit $$1)"; fi; }; \

@@ -77,17 +77,18 @@ def _fuse_sums(steps: list[Step]) -> None:
 
 
 def _fuse_scales(steps: list[Step]) -> None:
-    """Fuses a scale of channels, such as SmoothQuant's, into the normalization whose result only it reads, in place."""
+    """Fuses scales of channels, such as SmoothQuant's, into normalizations without other readers, in place."""
     readers = Counter(tensor for step in steps for tensor in step.reads())
     writers = {getattr(step, "out", -1): step for step in steps}
     for scale in [step for step in steps if isinstance(step, ChannelScale) and len(step.gain) == 1]:
         norm = writers[scale.x.tensor]
         if not isinstance(norm, Normalization) or readers[norm.out] != 1 or not scale.x.floats:
             continue
-        bias = scale.bias[0] if norm.bias is None else norm.bias * scale.gain[0] + scale.bias[0]
+        gain, bias = scale.gain[0], scale.bias[0]
         if norm.bias is None and bias.any():  # RMS norm has no bias
             continue
-        merged = replace(norm, to=scale.to, gain=norm.gain * scale.gain[0], bias=None if norm.bias is None else bias)
+        shifted = None if norm.bias is None else norm.bias * gain + bias
+        merged = replace(norm, to=scale.to, gain=norm.gain * gain, bias=shifted)
         steps[steps.index(norm)] = writers[scale.out] = merged
         steps.remove(scale)
 

@@ -23,13 +23,11 @@ def read_eurobert(file: ConfigFile, kind: str = "eurobert") -> ModelConfig:
     values = {"hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12, "rms_norm_eps": 1e-5}
     values |= {"intermediate_size": 3072, "vocab_size": 128256, "max_position_embeddings": 8192}
     values |= {key: value for key, value in file.values.items() if value is not None}
-    unbiased = [] if file.get("attention_bias") else ["query", "key", "value", "output"]
-    unbiased += [] if file.get("mlp_bias") else ["gate", "up", "down"]
     return qwen2.read_qwen(
         ConfigFile({**values, "is_causal": False}),
         kind,
         head_size=file.get("head_dim", default=0),
-        unbiased=tuple(unbiased),
+        unbiased=qwen2.unbiased_layers(file),
     )
 
 

@@ -28,10 +28,8 @@ def _read(file: ConfigFile) -> ModelConfig:
         window = file.values.get("sliding_window", 4096)
         values |= {"use_sliding_window": bool(window), "sliding_window": window or 0, "max_window_layers": 0}
     values |= {"auto_map": None, "is_causal": False} if is_bidirectional else {}
-    unbiased = [] if file.get("attention_bias") else ["query", "key", "value", "output"]
-    unbiased += [] if file.get("mlp_bias") else ["gate", "up", "down"]
     head_size = file.get("head_dim", default=0)
-    return qwen2.read_qwen(ConfigFile(values), "llama", head_size=head_size, unbiased=tuple(unbiased))
+    return qwen2.read_qwen(ConfigFile(values), "llama", head_size=head_size, unbiased=qwen2.unbiased_layers(file))
 
 
 def _native(config: ModelConfig, content: Mapping[str, Any]) -> dict[str, Any]:

@@ -62,6 +62,16 @@ def read_qwen(file: ConfigFile, kind: str, **fields: Any) -> ModelConfig:
     return ModelConfig(kind, **{**values, **fields})
 
 
+def unbiased_layers(file: ConfigFile) -> tuple[str, ...]:
+    """Returns the linear layers without a bias of a network with `attention_bias` and `mlp_bias`.
+
+    Args:
+        file: Its config.json.
+    """
+    attention = () if file.get("attention_bias") else ("query", "key", "value", "output")
+    return (*attention, *(() if file.get("mlp_bias") else ("gate", "up", "down")))
+
+
 def _is_causal(file: ConfigFile) -> bool:
     """Returns whether a token reads only those before it."""
     code = file.get("auto_map", default={}).get("AutoModel")
