@@ -21,13 +21,16 @@ if TYPE_CHECKING:
     from pipelines.rewrites.fuse_activations import FuseActivations
     from pipelines.rewrites.fuse_linear import FuseLinear
     from pipelines.rewrites.gather_to_reshape import GatherToReshape
+    from pipelines.rewrites.lift_rows import LiftRows
     from pipelines.rewrites.merge_siblings import MergeSiblings
+    from pipelines.rewrites.normalize_rows import NormalizeRows
     from pipelines.rewrites.push_transposes import PushTransposes
     from pipelines.rewrites.remove_dead_branches import RemoveDeadBranches
     from pipelines.rewrites.reshape_chains import ReshapeChains
     from pipelines.rewrites.share_weights import ShareWeights
     from pipelines.rewrites.shared import SHARED, file_passes
     from pipelines.rewrites.simplify_concat import SimplifyConcat
+    from pipelines.rewrites.tile_to_expand import TileToExpand
     from pipelines.rewrites.widen_half import WidenHalf
 
 __all__ = [
@@ -46,7 +49,9 @@ __all__ = [
     "FuseActivations",
     "FuseLinear",
     "GatherToReshape",
+    "LiftRows",
     "MergeSiblings",
+    "NormalizeRows",
     "PushTransposes",
     "RemoveDeadBranches",
     "ReshapeChains",
@@ -54,6 +59,7 @@ __all__ = [
     "RewriteReport",
     "ShareWeights",
     "SimplifyConcat",
+    "TileToExpand",
     "WidenHalf",
     "file_passes",
     "rewrite",
@@ -77,7 +83,9 @@ _MODULES = {
     "FuseActivations": "fuse_activations",
     "FuseLinear": "fuse_linear",
     "GatherToReshape": "gather_to_reshape",
+    "LiftRows": "lift_rows",
     "MergeSiblings": "merge_siblings",
+    "NormalizeRows": "normalize_rows",
     "PushTransposes": "push_transposes",
     "RemoveDeadBranches": "remove_dead_branches",
     "ReshapeChains": "reshape_chains",
@@ -85,6 +93,7 @@ _MODULES = {
     "SHARED": "shared",
     "file_passes": "shared",
     "SimplifyConcat": "simplify_concat",
+    "TileToExpand": "tile_to_expand",
     "WidenHalf": "widen_half",
 }
 

@@ -17,12 +17,15 @@ from pipelines.rewrites.fuse_linear import FuseLinear
 from pipelines.rewrites.fuse_normalization import FuseNormalization
 from pipelines.rewrites.gather_to_reshape import GatherToReshape
 from pipelines.rewrites.hoist_transposes import HoistTransposes
+from pipelines.rewrites.lift_rows import LiftRows
 from pipelines.rewrites.merge_siblings import MergeSiblings
+from pipelines.rewrites.normalize_rows import NormalizeRows
 from pipelines.rewrites.push_transposes import PushTransposes
 from pipelines.rewrites.remove_dead_branches import RemoveDeadBranches
 from pipelines.rewrites.reshape_chains import ReshapeChains
 from pipelines.rewrites.simplify_concat import SimplifyConcat
 from pipelines.rewrites.subpixel_convolution import SubpixelConvolution
+from pipelines.rewrites.tile_to_expand import TileToExpand
 from pipelines.rewrites.widen_half import WidenHalf
 
 # First what makes constants and lays layers side by side, then what fuses them; MergeSiblings last, for it joins
@@ -38,4 +41,5 @@ def file_passes() -> list[Rewrite]:
     """Returns the passes of an .onnx file that is not of this project: `SHARED`, and those that change its layers."""
     first = [shared() for shared in SHARED if shared is not MergeSiblings]
     last = [FoldScale(factors=True), SubpixelConvolution(), FoldSpaceToDepth(), MergeSiblings(), FlattenLinear()]
-    return [DropNeutral(), EinsumToMatMul(), *first, FuseNormalization(), *last]
+    before = [DropNeutral(), EinsumToMatMul(), TileToExpand(), LiftRows(), NormalizeRows()]
+    return [*before, *first, FuseNormalization(), *last]

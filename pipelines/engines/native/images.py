@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 # Version of the files of `store`: bump it when `from_graph`, the packed weights or the native object's methods change.
-VERSION = 39
+VERSION = 40
 SUFFIX = ".zoo"
 SIZES = 8  # of images with a program of their own
 logger = logging.getLogger(__name__)
@@ -104,8 +104,8 @@ def form(path: Path) -> dict[str, Any]:
 
     Returns:
         {"steps": count by kind}, with {"rest": count by operator} for the operators in ONNX Runtime, and {"parts": the
-        parts in the order in which they run, "reason": why the graph cannot be mapped whole} for a graph in parts; or
-        {"reason": why the graph cannot be mapped}.
+        parts in the order in which they run, "reason": why the graph cannot be mapped whole} for a graph in several
+        parts; or {"reason": why the graph cannot be mapped}.
     """
     try:
         program = _mapped(_fixed(path)[0])
@@ -122,6 +122,8 @@ def form(path: Path) -> dict[str, Any]:
         (operators if part.program is None else steps).update(counts)
         unit = "operators" if part.program is None else "steps"
         parts.append(f"{'onnxruntime' if part.program is None else 'native'}: {sum(counts.values())} {unit}")
+    if len(parts) == 1:  # other inputs than one image
+        return {"steps": dict(steps)}
     return {"steps": dict(steps), "rest": dict(operators.most_common()), "parts": parts, "reason": program.reason}
 
 

@@ -55,8 +55,8 @@ def partition(model: ir.Model, reason: RequestError) -> Partition[ImageProgram]:
         if not shape or None in shape[1:] or value.dtype is None:
             raise reason
         inputs.append((str(value.name), value.dtype.numpy().name, tuple(size or 0 for size in shape[1:])))
-    images = [shape for _, _, shape in inputs if len(shape) == 3]
-    parts = _Division(model, reason).parts() if images else []
+    numeric = all(dtype in ("float32", "uint8") for _, dtype, _ in inputs)
+    parts = _Division(model, reason).parts() if numeric or any(len(shape) == 3 for *_, shape in inputs) else []
     if not parts:
         raise reason
     batch = (query.dimensions(model.graph.inputs[0]) or [None])[0]

@@ -72,7 +72,7 @@ class Region(ImageMapping):
             return
         last, offset, shape = _channels_last(value, len(sample)), self._offset, (1, 1, sample[0])
         if len(sample) == 2:
-            shape = (sample[0], 1, sample[1]) if last else (sample[1], 1, sample[0])
+            shape = (sample[0], 1, sample[1]) if last else (1, sample[1], sample[0])
         elif len(sample) == 3:
             shape = sample if last else (sample[1], sample[2], sample[0])
         self._entered.append((str(value.name), sample))

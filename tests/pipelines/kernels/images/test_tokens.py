@@ -267,3 +267,25 @@ def test_a_normalization_of_many_operators_is_one_step(centered: bool, axis: int
         y = g.quantize(linear(g, y, (CHANNELS, 8)), 0.03, 128)
         g.ranks[y] = 3
     assert check(g, g.save(tmp_path / "n.onnx", [3, 16, 16], y)).count(Normalization) == 1
+
+
+@pytest.mark.parametrize("pooled", [True, False])
+def test_attention_whose_windows_are_behind_its_heads(pooled: bool, tmp_path: Path) -> None:
+    """Hiera: [n, heads, windows, tokens, size], and queries that are the largest of two tokens."""
+    g = Graph()
+    x = g.add("LayerNormalization", [patches(g), weights(g, CHANNELS), weights(g, CHANNELS)])
+    rows = linear(g, g.quantize(x, 0.03, 125), (CHANNELS, 3 * CHANNELS))
+    rows = g.add("Reshape", [rows, g.constant(np.array([-1, 4, 4, 3, HEADS, SIZE]))])
+    rows = g.add("Transpose", [rows], perm=[3, 0, 4, 2, 1, 5])
+    q, k, v = (g.add("Gather", [rows, g.constant(np.array(index))], axis=0) for index in range(3))
+    if pooled:
+        q = g.add("Reshape", [q, g.constant(np.array([-1, HEADS, 4, 2, 2, SIZE]))])
+        q = g.add("ReduceMax", [q, g.constant(np.array([3]))], keepdims=0)
+    q = g.add("Mul", [q, g.constant(np.float32(0.02))])
+    share = g.add("Softmax", [g.add("MatMul", [q, g.add("Transpose", [k], perm=[0, 1, 2, 4, 3])])], axis=-1)
+    heads = g.add("Transpose", [g.add("MatMul", [share, v])], perm=[0, 3, 2, 1, 4])
+    mixed = g.quantize(g.add("Reshape", [heads, g.constant(np.array([-1, 8 if pooled else 16, CHANNELS]))]), 0.05, 128)
+    out = linear(g, mixed, (CHANNELS, 5))
+    g.ranks = {out: 3}
+    kinds = check(g, g.save(tmp_path / "m.onnx", [3, 16, 16], out, opset=20))
+    assert kinds.count(Attention) == 1

@@ -77,6 +77,13 @@ def test_blocks_of_the_input_as_channels(tmp_path: Path) -> None:
     assert np.abs(np.stack([reference.run(made, feed) for feed in samples]).reshape(wanted.shape) - wanted).max() < 0.06
 
 
+def test_the_input_reshaped_to_its_own_shape(tmp_path: Path) -> None:
+    g = Graph()
+    image = g.add("Reshape", ["image", g.add("Shape", ["image"])])
+    y = g.quantize(g.layer("Conv", g.quantize(image, 0.02, 128), (8, 3, 3, 3), 0.02, pads=[1, 1, 1, 1]), 0.05, 120)
+    check(g, g.save(tmp_path / "n.onnx", [3, 16, 16], y))
+
+
 @pytest.mark.parametrize("form", ["bytes", "floats", "norm"])
 def test_float_steps_on_the_pixels_of_the_input(form: str, tmp_path: Path) -> None:
     """A network that resizes its images first, in bytes or floats, or normalizes each."""

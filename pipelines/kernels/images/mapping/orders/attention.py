@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pipelines.core.errors import RequestError
 from pipelines.kernels.arrays import Array
 from pipelines.kernels.images.mapping.orders.choices import Choices
+from pipelines.kernels.images.mapping.orders.heads import Outer
 from pipelines.kernels.images.mapping.orders.views import ORDERS, Scores, View
 from pipelines.kernels.images.mapping.qdq import input_at, refused
 from pipelines.kernels.images.mapping.walk import Bytes, Layer, Pending
@@ -89,12 +90,13 @@ class Attentions(Choices):
         return View(made, index[0] if plain else index)
 
     def _scores(self, node: ir.Node, queries: View, keys: View) -> None:
-        """Maps queries times keys [windows, heads, ...], or [heads, ...] as of a bmm."""
-        shape, (*outer, size, count) = queries.index.shape, keys.index.shape
-        if len(shape) not in (3, 4) or (*outer, size) != (*shape[:-2], shape[-1]):
+        """Maps queries times keys [..., windows, heads, ...], or [heads, ...] as of a bmm."""
+        shape, (*sizes, size, count) = queries.index.shape, keys.index.shape
+        if len(shape) < 3 or (*sizes, size) != (*shape[:-2], shape[-1]):
             raise refused(node, "multiplies values in another order, but not queries and keys of heads")
-        factor = queries.factor * keys.factor
-        self.views[node.outputs[0]] = Scores(_of_windows(queries), _of_windows(keys), factor, (*shape[:-1], count))
+        outer, factor = Outer.of(queries.index, self._shape(queries.source)[2]), queries.factor * keys.factor
+        queries, keys = (replace(view, index=outer.grouped(view.index)) for view in (queries, keys))
+        self.views[node.outputs[0]] = Scores(queries, keys, factor, (*shape[:-1], count), outer)
 
     def _whole_attention(self, node: ir.Node) -> None:
         """Maps an Attention of opset 23."""
@@ -130,7 +132,8 @@ class Attentions(Choices):
         turned = replace(keys, index=keys.index.swapaxes(2, 3))
         factor = scale * queries.factor * keys.factor
         whole = np.maximum(np.asarray(bias, np.float32), MASKED)
-        self._attention(node, Scores(queries, turned, factor, shape, whole, True), values, joined)
+        scores = Scores(queries, turned, factor, shape, Outer(shape[:2], (0, 1)), whole, True)
+        self._attention(node, scores, values, joined)
 
     def _normalize_view(self, node: ir.Node, view: View) -> None:
         """Maps an InstanceNormalization of groups of channels, as GroupNormalization was exported before opset 18."""
@@ -184,7 +187,7 @@ class Attentions(Choices):
             bias = np.broadcast_to(constant, scores.shape)
         except ValueError as error:
             raise refused(node, "adds a constant of another shape") from error
-        bias = bias.reshape(*scores.queries.index.shape[:3], scores.shape[-1])
+        bias = scores.outer.grouped(bias.reshape(*scores.outer.sizes, *scores.shape[-2:]))
         bias = np.maximum(np.asarray(bias, np.float32), MASKED)  # a mask of infinities
         total = bias if scores.bias is None else scores.bias + bias
         self.views[node.outputs[0]] = replace(scores, bias=total)
@@ -213,7 +216,11 @@ class Attentions(Choices):
         joined: whether heads are one axis in the result. turned: whether tokens are its last axis.
         """
         windows, heads, tokens, size = scores.queries.index.shape
-        plain, values = values.index.ndim == 3, _of_windows(values)
+        alike = len(values.index.shape[:-2]) > 2 or values.index.shape[:-2] == scores.outer.sizes
+        outer = scores.outer if alike else Outer.of(values.index, self._shape(values.source)[2])
+        if outer.sizes != values.index.shape[:-2]:
+            raise refused(node, "is an attention with values of another shape")
+        values = replace(values, index=outer.grouped(values.index))
         keys = replace(scores.keys, index=scores.keys.index.swapaxes(2, 3))
         if values.index.shape[:-1] != keys.index.shape[:-1] or values.factor != 1:
             raise refused(node, "is an attention with values of another shape")
@@ -248,9 +255,8 @@ class Attentions(Choices):
         pending = self._float_pending(out_shape, add, shared=len(node.outputs[0].uses()) > 1)
         index: NDArray[np.int64] = np.arange(math.prod(out_shape)).reshape(windows, tokens, heads * size)
         index = index.reshape(windows, tokens, heads, size)[..., :width]
-        index = index.reshape(windows, tokens, -1) if joined else index.transpose(0, 2, 1, 3)
+        index = index.reshape(windows, tokens, -1) if joined else outer.restored(index.transpose(0, 2, 1, 3))
         index = index.swapaxes(-1, -2) if turned else index
-        index = index[0] if plain else index
         self._settle(node.outputs[0], View(pending, np.ascontiguousarray(index)))
 
     def _token_grid(self, pixels: NDArray[np.int64], view: View) -> tuple[int, ...]:
@@ -351,11 +357,6 @@ class Attentions(Choices):
 def _are_weights(view: View | Scores | None, turned: bool) -> TypeGuard[Scores]:
     """Whether a value is weights of attention, of queries by keys or, if `turned`, keys by queries."""
     return isinstance(view, Scores) and view.weights and view.turned == turned
-
-
-def _of_windows(view: View) -> View:
-    """A view of heads as one of a window."""
-    return replace(view, index=view.index[None]) if view.index.ndim == 3 else view
 
 
 def _runs(first: NDArray[np.int64], part: int) -> NDArray[np.int64]:

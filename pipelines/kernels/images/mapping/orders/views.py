@@ -17,6 +17,7 @@ from pipelines.graph import query
 from pipelines.kernels.arrays import Array
 from pipelines.kernels.images.mapping.constants import Constants
 from pipelines.kernels.images.mapping.floats import FloatValues
+from pipelines.kernels.images.mapping.orders.heads import Outer
 from pipelines.kernels.images.mapping.qdq import data_input, input_at, qparams, refused, split_sizes
 from pipelines.kernels.images.mapping.walk import Bytes, Input, Pending, layout_of
 from pipelines.kernels.images.steps import Gathering, Operand, Step
@@ -71,8 +72,9 @@ class Scores:
         queries: [windows, heads, tokens, size].
         keys: [windows, heads, size, tokens].
         factor: Factor of the scores.
-        bias: float32 [1 or windows, 1 or heads, tokens, tokens], or None.
         shape: Shape in the graph.
+        outer: Axes before those of queries and keys.
+        bias: float32 [1 or windows, 1 or heads, tokens, tokens], or None.
         weights: Whether they went through a softmax.
         turned: Whether the axis of keys is before that of queries.
     """
@@ -81,6 +83,7 @@ class Scores:
     keys: View
     factor: float
     shape: tuple[int, ...]
+    outer: Outer
     bias: Array | None = None
     weights: bool = False
     turned: bool = False
