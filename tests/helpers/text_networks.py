@@ -273,6 +273,20 @@ CONFIGS = {
         "rope_parameters": {"rope_theta": 20000.0, "rope_type": "default"},
         "type_vocab_size": 1,
     },
+    "esm": {
+        **SIZES,
+        "model_type": "esm",
+        "architectures": ["EsmForMaskedLM"],
+        "emb_layer_norm_before": False,
+        "hidden_act": "gelu",
+        "is_folding_model": False,
+        "layer_norm_eps": 1e-5,
+        "mask_token_id": 4,
+        "max_position_embeddings": 2048,
+        "num_hidden_layers": 3,
+        "position_embedding_type": "rotary",
+        "token_dropout": True,
+    },
     "t5": {
         "model_type": "t5",
         "architectures": ["T5EncoderModel"],
@@ -293,6 +307,14 @@ CONFIGS = {
         "relative_attention_num_buckets": 32,
         "vocab_size": 64,
     },
+}
+CONFIGS["mt5"] = {
+    **CONFIGS["t5"],
+    "model_type": "mt5",
+    "architectures": ["MT5EncoderModel"],
+    "dense_act_fn": "gelu_new",
+    "feed_forward_proj": "gated-gelu",
+    "is_gated_act": True,
 }
 HEADS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMaskedLM")
 NATIVE = {  # what transformers itself calls networks of custom code, by their model_type
@@ -320,8 +342,8 @@ def write(folder, values, modules=(("Pooling", {"pooling_mode_mean_tokens": True
     base = labels if "n_embd" in values else copy.deepcopy(values)
     options = {key: value for key, value in {**base, **native}.items() if value is not None}
     config = transformers.AutoConfig.for_model(**options)
-    if values["model_type"] == "t5":
-        network = transformers.T5EncoderModel(config).float().eval()
+    if values["model_type"] in ("t5", "mt5"):
+        network = transformers.AutoModelForTextEncoding.from_config(config).float().eval()
     else:
         ends = (end for end in HEADS if modules is None and values["architectures"][0].endswith(end))
         loader = getattr(transformers, f"AutoModel{next(ends, '')}")

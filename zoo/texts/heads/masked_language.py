@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from pipelines.core.errors import RequestError
 from zoo.texts.models.architectures import architecture_of
 from zoo.texts.models.architectures.base import ConfigFile
 from zoo.texts.models.config import ModelConfig
@@ -68,6 +70,15 @@ class MaskedLanguageHead(Head):
 
     ENDS: ClassVar[tuple[str, ...]] = ("ForMaskedLM",)
     MODEL: ClassVar[str] = "AutoModelForMaskedLM"
+
+    def form(self, path: Path, network: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+        """See `Head`."""
+        if config.get("token_dropout"):
+            raise RequestError(
+                "masks change the embeddings of all tokens of a text (token_dropout in config.json); expected another "
+                "network, or --format sentence-transformers --pooling mean for its embeddings"
+            )
+        return {}
 
     def activation(self, config: Mapping[str, Any]) -> str:
         """See `Head`: gelu, or that of BERT's layers."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +18,7 @@ from pipelines.models.hub import CARD, CardFile
 from pipelines.quantization.recipe import QuantRecipe
 from zoo.texts.data import tokenizer
 from zoo.texts.data.tokenizer import Tokenizer
-from zoo.texts.importers import chat_templates, sentence_modules, static_embeddings
+from zoo.texts.importers import chat_templates, sentence_modules, static_embeddings, tokenizer_files
 from zoo.texts.importers.sentence_modules import CONFIG, MODULES, SETTINGS, weight_files
 from zoo.texts.importers.sentence_modules import read_object as _json
 from zoo.texts.models import weights
@@ -40,6 +39,7 @@ PATTERNS = (  # whose * also stands for folders
     MORE_HEADS,
     "*model*.safetensors",
     "*pytorch_model*.bin",
+    *(f"*{name}" for name in tokenizer_files.OLDER),
 )
 ENCODERS = ("Model", "ForMaskedLM", "ForPreTraining", "ForNextSentencePrediction")  # ends of architectures
 TASKS = (
@@ -52,23 +52,7 @@ HEADS = {  # what other architectures do, by the end of their name
     "ForCausalLM": "it generates text; a reranker needs --format cross-encoder and, without modules, --template",
     "LMHeadModel": "it generates text",
 }
-BERT_TOKENIZERS = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MPNetTokenizer")
-PYTHON_TOKENIZERS = (  # of transformers, which have no tokenizer.json
-    "BertJapaneseTokenizer",
-    "BertweetTokenizer",
-    "ByT5Tokenizer",
-    "CanineTokenizer",
-    "FlaubertTokenizer",
-    "PhobertTokenizer",
-    "RoCBertTokenizer",
-    "XLMTokenizer",
-)
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")  # of sentence-transformers
-NORMALIZER = {  # keys of tokenizer_config.json, by those of a BertNormalizer
-    "lowercase": "do_lower_case",
-    "strip_accents": "strip_accents",
-    "handle_chinese_chars": "tokenize_chinese_chars",
-}
 
 
 def importer(head: Head | None) -> Importer:
@@ -114,7 +98,10 @@ def importer(head: Head | None) -> Importer:
         task: str = "",
         template: str = "",
     ) -> tuple[dict[str, Any], list[CardFile]]:
-        return _write(path, output, head, pooling, normalize, task, template)
+        if output.resolve() == path.resolve():
+            raise RequestError(f"found {output} as the folder of both models; choose another output")
+        with tokenizer_files.completed(path, _network_folder(path)) as folder:
+            return _write(folder, output, head, pooling, normalize, task, template)
 
     options = head.OPTIONS if head else ("pooling", "normalize", "task")
     paths = tuple(name for name in options if name == "template")
@@ -128,8 +115,6 @@ def _write(
 
     Raises RequestError with all errors of the model; nothing is written then.
     """
-    if output.resolve() == path.resolve():
-        raise RequestError(f"found {output} as the folder of both models; choose another output")
     network = _network_folder(path)
     static = static_embeddings.folder_of_table(path)
     table = {static_embeddings.TABLES[0]: static_embeddings.read_table(static)} if static else {}
@@ -151,7 +136,7 @@ def _write(
     except RequestError as error:
         errors.append(str(error))
     if not (network / tokenizer.FILE).is_file():
-        errors.append(_missing_tokenizer(network, content))
+        errors.append(tokenizer_files.missing(network))
     if errors:
         raise RequestError(f"cannot import {path}: {'; '.join(errors)}")
     model_config = ModelConfig.from_json(features["form"])
@@ -189,8 +174,8 @@ def _write(
             path,
             " and ".join(others),
         )
-    end = "" if "template" in features else _padding_end(network, config, model_config)
-    changed: dict[str, Any] = {tokenizer.FILE: _tokenizer_content(network, end), CONFIG: None}
+    end = "" if "template" in features else tokenizer_files.padding_end(network, config, model_config)
+    changed: dict[str, Any] = {tokenizer.FILE: tokenizer_files.content(network, end), CONFIG: None}
     details: dict[str, Any] = {"preprocessing": features, "weights": {"file": weights.FILE}}
     if static:
         changed = {tokenizer.FILE: static_embeddings.tokenizer_content(static), CONFIG: content}
@@ -278,7 +263,7 @@ def read_features(
         features["left_out"] = token
     if head:
         features |= head.features(path, _network_folder(path), config)
-    if "template" not in features and _padding_end(_network_folder(path), config, model_config):
+    if "template" not in features and tokenizer_files.padding_end(_network_folder(path), config, model_config):
         features["max_length"] = max_length - 1  # a truncated text loses the token in transformers, too
     if prompts:
         default = task if task in prompts else str(settings.get("default_prompt_name") or "")
@@ -286,20 +271,6 @@ def read_features(
     if (similarity := settings.get("similarity_fn_name")) in SIMILARITIES:
         features["similarity"] = similarity
     return features
-
-
-def _missing_tokenizer(network: Path, config: Mapping[str, Any]) -> str:
-    """Returns the error of a model without tokenizer.json."""
-    kind = _json(network / "tokenizer_config.json").get("tokenizer_class") or config.get("tokenizer_class")
-    if kind in PYTHON_TOKENIZERS:
-        return (
-            f"its {kind} is written in Python, and has no {tokenizer.FILE}; expected a model whose tokenizer has one, "
-            "that is, a PreTrainedTokenizerFast"
-        )
-    return (
-        f"there is no {tokenizer.FILE}; transformers writes one: "
-        "AutoTokenizer.from_pretrained(FOLDER, use_fast=True).save_pretrained(FOLDER)"
-    )
 
 
 def _prompts(settings: Mapping[str, Any]) -> dict[str, str]:
@@ -312,58 +283,6 @@ def _prompts(settings: Mapping[str, Any]) -> dict[str, str]:
         names = ", ".join(prompts) or "none"
         raise RequestError(f"its default prompt is {default!r:.60} ({SETTINGS}); expected one of its prompts, {names}")
     return {name: text or "" for name, text in prompts.items()}
-
-
-def _padding_end(network: Path, config: Mapping[str, Any], model_config: ModelConfig) -> str:
-    """Returns the padding token if texts end with it and have a class by their last token; "" otherwise.
-
-    Classifiers of transformers take the last token that is no padding. Those before it do not attend to the end.
-    """
-    if not (model_config.labels and model_config.pooling == "last" and model_config.attention.causal):
-        return ""
-    content = _json(network / tokenizer.FILE)
-    added = {token.get("id"): str(token.get("content")) for token in content.get("added_tokens") or []}
-    token = added.get(config.get("pad_token_id"), "")
-    return token if any(_ends_with(template, token) for template in _templates(content)) else ""
-
-
-def _templates(content: Mapping[str, Any]) -> list[list[dict[str, Any]]]:
-    """Returns what a tokenizer makes of a text, and of a pair of texts, as lists that can be changed."""
-    processor = content.get("post_processor") or {}
-    parts = [part for part in processor.get("processors", [processor]) if part.get("type") == "TemplateProcessing"]
-    return [part[key] for part in parts for key in ("single", "pair")]
-
-
-def _ends_with(template: Sequence[Mapping[str, Any]], token: str) -> bool:
-    """Returns whether the last part of a template is a special token."""
-    return bool(template) and (template[-1].get("SpecialToken") or {}).get("id") == token
-
-
-def _tokenizer_content(network: Path, end: str = "") -> dict[str, Any] | None:
-    """Returns the content of tokenizer.json with what tokenizer_config.json overrides in it; None for no difference.
-
-    As transformers does: the side that texts are truncated at, and of BERT's tokenizers the normalization. Texts do not
-    get the special token `end`.
-    """
-    content, settings = read_json(network / tokenizer.FILE), _json(network / "tokenizer_config.json")
-    if not isinstance(content, dict):
-        return None
-    changed = dict(content)
-    if end:
-        changed["post_processor"] = copy.deepcopy(content["post_processor"])
-        for template in _templates(changed):
-            while _ends_with(template, end):
-                template.pop()
-    truncation, side = content.get("truncation") or {}, str(settings.get("truncation_side") or "").capitalize()
-    if side in ("Left", "Right") and side != truncation.get("direction", "Right"):
-        default = {"max_length": 512, "strategy": "LongestFirst", "stride": 0}
-        changed["truncation"] = {**default, **truncation, "direction": side}
-    normalizer = content.get("normalizer")
-    kind = str(settings.get("tokenizer_class") or "").removesuffix("Fast")
-    if isinstance(normalizer, dict) and normalizer.get("type") == "BertNormalizer" and kind in BERT_TOKENIZERS:
-        options = {name: settings[key] for name, key in NORMALIZER.items() if key in settings}
-        changed["normalizer"] = {**normalizer, **options}
-    return None if changed == content else changed
 
 
 def _network_folder(path: Path) -> Path:

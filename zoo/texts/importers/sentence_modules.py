@@ -18,6 +18,7 @@ from zoo.texts.models.config import POOLINGS, Dense, ModelConfig
 CONFIG, MODULES = "config.json", "modules.json"
 SETTINGS = "config_sentence_transformers.json"  # prompts and truncation; activation of a cross-encoder
 PICKLED, INDEX = "pytorch_model.bin", ".index.json"  # older weights; suffix of the index of shards
+OTHERS = ("tf_model.h5", "flax_model.msgpack", "*.onnx", "onnx/*.onnx", "openvino/*.xml", "*.gguf")  # weights of others
 ROUTER, STATIC = "router_config.json", "SparseStaticEmbedding"
 EMBEDDINGS = "StaticEmbedding"  # module of a table, which takes the mean of a text's rows
 MODEL2VEC = "model2vec"  # model_type of such a folder, also without modules.json
@@ -73,7 +74,9 @@ def weight_files(network: Path) -> list[Path]:
             if missing := [shard for shard in shards if not (network / shard).is_file()]:
                 raise RequestError(f"there is no {missing[0]}, which {name}{INDEX} names")
             return [network / shard for shard in shards]
-    raise RequestError(f"there is no {weights.FILE}, nor {PICKLED}, in {network.name}")
+    others = sorted(str(file.relative_to(network)) for name in OTHERS for file in network.glob(name))
+    but = f" but {others[0]}, which is not read," if others else ""
+    raise RequestError(f"there is no {weights.FILE}, nor {PICKLED},{but} in {network.name}")
 
 
 def read_modules(path: Path) -> list[tuple[str, str]]:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from pipelines.models.pipeline import Pipeline
 
+CLASS_TOKENS = {"mask_token": ("[MASK]", "<mask>"), "pad_token": ("[PAD]", "<pad>"), "cls_token": ("[CLS]", "<s>")}
+
 
 @dataclass
 class HeadWeights:
@@ -292,17 +294,23 @@ def label_names(config: Mapping[str, Any]) -> list[str]:
 def special_token(path: Path, name: str) -> str:
     """Returns a special token of a tokenizer; "" if its files name none.
 
+    Tokenizers of older files do not name theirs where they are those of their class (`CLASS_TOKENS`).
+
     Args:
         path: Folder of the network.
         name: Its name in transformers, such as unk_token.
     """
     for file in ("tokenizer_config.json", "special_tokens_map.json"):
-        content = read_json(path / file) if (path / file).is_file() else {}
-        token = content.get(name) if isinstance(content, dict) else None
+        settings = read_json(path / file) if (path / file).is_file() else {}
+        token = settings.get(name) if isinstance(settings, dict) else None
         text = token.get("content") if isinstance(token, dict) else token
         if isinstance(text, str) and text:
             return text
-    content = read_json(path / "tokenizer.json") if name == "unk_token" else {}  # which has no other
-    model = content.get("model") if isinstance(content, dict) else None
-    unknown = model.get("unk_token") if isinstance(model, dict) else None
-    return unknown if isinstance(unknown, str) else ""
+    content = read_json(path / "tokenizer.json") if (path / "tokenizer.json").is_file() else {}
+    if not isinstance(content, dict):
+        return ""
+    if name == "unk_token":
+        unknown = (content.get("model") or {}).get("unk_token")
+        return unknown if isinstance(unknown, str) else ""
+    added = {token.get("content") for token in content.get("added_tokens") or [] if token.get("special")}
+    return next((token for token in CLASS_TOKENS.get(name, ()) if token in added), "")

@@ -1,4 +1,4 @@
-"""The encoder of T5 (Raffel et al. 2020), as in Sentence-T5 and Instructor.
+"""The encoder of T5 (Raffel et al. 2020), as in Sentence-T5 and Instructor, and of mT5.
 
 RMS norms before attention and feed-forward, products of queries and keys without a scale, and a bias of relative
 positions, which the first layer has and all share.
@@ -10,9 +10,17 @@ from zoo.texts.models.architectures.base import Architecture, ConfigFile
 from zoo.texts.models.config import Attention, ModelConfig, Norm
 
 GATED = "gated-"
+MT5 = {
+    "num_layers": 8,
+    "num_heads": 6,
+    "d_ff": 1024,
+    "vocab_size": 250112,
+    "feed_forward_proj": "gated-gelu",
+}  # defaults
 
 
 def _read(file: ConfigFile) -> ModelConfig:
+    file = ConfigFile({**(MT5 if file.get("model_type") == "mt5" else {}), **file.values})
     feed = str(file.get("feed_forward_proj", default="relu"))
     name = feed.removeprefix(GATED)
     activation = (
@@ -57,12 +65,12 @@ PARTS = {
 OTHERS = {"encoder.embed_tokens": "shared", "DenseReluDense.wi.": "DenseReluDense.wi_1."}
 ARCHITECTURE = Architecture(
     "t5",
-    ("t5",),
+    ("t5", "mt5"),
     _read,
     NAMES,
     "encoder.block.{}",
     PARTS,
-    encoder="T5EncoderModel",
+    encoder="AutoModelForTextEncoding",
     renamed=OTHERS,
     decoded=("ForSequenceClassification", "ForQuestionAnswering"),
 )
