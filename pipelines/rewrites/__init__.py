@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pipelines.rewrites.affine_to_depthwise import AffineToDepthwise
+    from pipelines.rewrites.blocks_to_image import BlocksToImage
     from pipelines.rewrites.driver import CleanUp, Rewrite, RewriteReport, rewrite
     from pipelines.rewrites.equalize_concat import EqualizeConcat
     from pipelines.rewrites.expand_fused import ExpandFused
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = [
     "SHARED",
     "AffineToDepthwise",
+    "BlocksToImage",
     "CleanUp",
     "EqualizeConcat",
     "ExpandFused",
@@ -67,6 +69,7 @@ __all__ = [
 
 _MODULES = {
     "AffineToDepthwise": "affine_to_depthwise",
+    "BlocksToImage": "blocks_to_image",
     "CleanUp": "driver",
     "Rewrite": "driver",
     "RewriteReport": "driver",

@@ -1,6 +1,7 @@
 """`SHARED`: the passes that need no knowledge of the model, in order; `file_passes`: those for users' own files."""
 
 from pipelines.rewrites.affine_to_depthwise import AffineToDepthwise
+from pipelines.rewrites.blocks_to_image import BlocksToImage
 from pipelines.rewrites.driver import Rewrite
 from pipelines.rewrites.drop_neutral import DropNeutral
 from pipelines.rewrites.einsum_to_matmul import EinsumToMatMul
@@ -41,5 +42,5 @@ def file_passes() -> list[Rewrite]:
     """Returns the passes of an .onnx file that is not of this project: `SHARED`, and those that change its layers."""
     first = [shared() for shared in SHARED if shared is not MergeSiblings]
     last = [FoldScale(factors=True), SubpixelConvolution(), FoldSpaceToDepth(), MergeSiblings(), FlattenLinear()]
-    before = [DropNeutral(), EinsumToMatMul(), TileToExpand(), LiftRows(), NormalizeRows()]
+    before = [DropNeutral(), EinsumToMatMul(), TileToExpand(), BlocksToImage(), LiftRows(), NormalizeRows()]
     return [*before, *first, FuseNormalization(), *last]

@@ -19,7 +19,12 @@ class Constants:
 
     Args:
         model: QDQ model.
+
+    Attributes:
+        joined: Why samples may depend on each other: a Reshape that moves their axis. None where none does.
     """
+
+    joined: RequestError | None = None
 
     def __init__(self, model: ir.Model) -> None:
         self._opset = model.opset_imports.get("", io.OPSET)
@@ -43,7 +48,8 @@ class Constants:
             self._known[node.outputs[0]] = one, two
             return True
         inputs = [value for value in node.inputs if value is not None]
-        if not any(value in self._known for value in inputs):
+        quantizes = node.op_type == "QuantizeLinear" and all(query.constant(value) is not None for value in inputs)
+        if not quantizes and not any(value in self._known for value in inputs):
             return False
         feeds: list[dict[str, Array]] = [{}, {}]
         for value in inputs:
@@ -88,8 +94,8 @@ class Constants:
                 return array[:size] if np.array_equal(array, np.concatenate([array[:size]] * samples)) else None
             return array
         one, two = self._known[value]
-        repeats = one.ndim > 0 and np.array_equal(np.concatenate([one, one]), two)
-        same = self._samples == 1 or repeats or np.array_equal(one, two)
+        repeats = one.ndim > 0 and _are_equal(np.concatenate([one, one]), two)
+        same = self._samples == 1 or repeats or _are_equal(one, two)
         return one if same else None
 
     def real_of(self, value: ir.Value | None) -> list[float] | None:
@@ -221,7 +227,7 @@ class Constants:
         return indices.astype(np.int64)
 
     def sizes(self, node: ir.Node) -> list[int]:
-        """Returns the shape of a Reshape for one sample.
+        """Returns the shape of a Reshape for one sample; notes in `joined` one whose first axis is not that of samples.
 
         Args:
             node: The Reshape.
@@ -233,7 +239,7 @@ class Constants:
         if value in self._known:
             one, two = (sizes.tolist() for sizes in self._known[value])
             if one[1:] != two[1:] or (one[:1] == two[:1] and one[:1] not in ([0], [-1])):
-                raise refused(node, f"reshapes to {one}, which joins samples")
+                self._move_samples(node, one)
             return list(one)
         sizes = query.shape_elements(value)
         if sizes is None:
@@ -241,6 +247,24 @@ class Constants:
         first, *more = [size if isinstance(size, int) else 1 for size in sizes] or [1]
         if isinstance(sizes[0], int) and first > 0:
             if self._samples is None or first % self._samples:
-                raise refused(node, f"reshapes to {sizes}, which joins samples")
-            first //= self._samples
+                self._move_samples(node, sizes)
+            else:
+                first //= self._samples
         return [first, *more]
+
+    def _move_samples(self, node: ir.Node, sizes: Sequence[object]) -> None:
+        """Notes a Reshape of values whose first axis may not be that of samples, of any number of samples."""
+        error = refused(node, f"reshapes to {sizes}, which joins samples")
+        if self._samples is not None:
+            raise error
+        self.joined = self.joined or error
+
+
+def _are_equal(one: Array, two: Array) -> bool:
+    """Whether two arrays are equal; floats up to rounding: products of one row and of two have other orders of sums."""
+    if one.shape != two.shape or one.dtype.kind != "f" or not one.size:
+        return np.array_equal(one, two)
+    finite = np.isfinite(one)
+    if not np.array_equal(one[~finite], two[~finite], equal_nan=True):
+        return False
+    return bool(np.allclose(one[finite], two[finite], 1e-5, 1e-6 * float(np.abs(one[finite]).max(initial=0))))

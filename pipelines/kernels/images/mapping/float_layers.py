@@ -80,7 +80,7 @@ class FloatLayers(Attentions):
     def _over_window(self, node: ir.Node, mapped: Bytes | Pending, weight: Array) -> Array:
         """The weights [O, K] of a layer as those of a convolution: of each pixel, or of the whole flattened tensor."""
         height, width, channels = self._shape(mapped)
-        pixels = mapped.last and not mapped.flat and node.op_type == "MatMul"
+        pixels = mapped.last and not mapped.flat  # a Gemm's are rows in another order
         if pixels and weight.shape[1:] == (channels,):
             return np.ascontiguousarray(weight)[:, None, None]
         if not mapped.flat or weight.ndim != 2 or weight.shape[1] != height * width * channels:

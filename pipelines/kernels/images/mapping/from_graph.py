@@ -18,6 +18,7 @@ from pipelines.core.errors import RequestError, one_line
 from pipelines.graph import query
 from pipelines.kernels.images.mapping.functions import FUNCTIONS
 from pipelines.kernels.images.mapping.fuse import fused
+from pipelines.kernels.images.mapping.independence import independent
 from pipelines.kernels.images.mapping.layers import Layers
 from pipelines.kernels.images.mapping.orders.views import ORDERS, ROWS, View
 from pipelines.kernels.images.mapping.qdq import data_input, refused
@@ -129,6 +130,7 @@ class ImageMapping(Layers):
         layers = {type(step) for step in self.steps} & {Convolution, FloatConvolution}
         if layers == {FloatConvolution}:
             raise RequestError("no layer has weights of 8 bits; expected a quantized graph: run zoo quantize")
+        self._require_independent()
         tensors, steps, floats = fused(self.tensors, self.steps, self.floats)
         return ImageProgram(
             str(self.input.name),
@@ -144,6 +146,11 @@ class ImageMapping(Layers):
             int(shape[0] or 0) if parts else 0,
             floats,
         )
+
+    def _require_independent(self) -> None:
+        """Refuses a graph whose samples depend on each other, if a Reshape moves their axis."""
+        if self.constants.joined is not None and not independent(self.model):
+            raise self.constants.joined
 
     def _map(self, node: ir.Node) -> None:
         """Maps a node; a form that no rule foresaw is refused as others are."""

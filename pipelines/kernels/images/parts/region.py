@@ -141,6 +141,7 @@ class Region(ImageMapping):
                 failed[str(producer.outputs[0].name if producer else value.name)] = error
         if failed:
             raise FailedError(failed)
+        self._require_independent()
         parts = tuple(self._value_part(value, value.name in self._stored) for value in self.main.outputs)
         self.steps += [step for _, steps in results for step in steps]
         tensors, steps, floats = fused(self.tensors, self.steps, self.floats)

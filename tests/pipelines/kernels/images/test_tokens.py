@@ -289,3 +289,48 @@ def test_attention_whose_windows_are_behind_its_heads(pooled: bool, tmp_path: Pa
     g.ranks = {out: 3}
     kinds = check(g, g.save(tmp_path / "m.onnx", [3, 16, 16], out, opset=20))
     assert kinds.count(Attention) == 1
+
+
+def test_bytes_of_a_token_joined_with_those_of_all_others(tmp_path: Path) -> None:
+    """DPT: the channels of the first token behind those of each pixel's."""
+    g = Graph()
+    qparams = [g.constant(np.float32(0.05)), g.constant(np.uint8(120))]
+    tokens = g.add("QuantizeLinear", [patches(g), *qparams])
+    first = g.add("Gather", [tokens, g.constant(np.array([0]))], axis=1)
+    first = g.add("Expand", [first, g.constant(np.array([1, 15, CHANNELS]))])
+    others = g.add("Slice", [tokens, *(g.constant(np.array([bound])) for bound in (1, 99, 1))])
+    joined = g.add("DequantizeLinear", [g.add("Concat", [others, first], axis=2), *qparams])
+    out = linear(g, joined, (2 * CHANNELS, 5))
+    g.ranks = {out: 3}
+    check(g, g.save(tmp_path / "m.onnx", [3, 16, 16], out))
+
+
+@pytest.mark.parametrize("pooled", [True, False])
+def test_attention_of_tokens_before_samples(pooled: bool, tmp_path: Path) -> None:
+    """torch.nn.MultiheadAttention, of any number of samples: [tokens, n, channels], [n heads, tokens, size]."""
+    g = Graph()
+    x = g.add("LayerNormalization", [patches(g), weights(g, CHANNELS), weights(g, CHANNELS)])
+    count = g.add("Gather", [g.add("Shape", [x]), g.constant(np.array([0]))])
+    x = g.add("Transpose", [g.quantize(x, 0.03, 125)], perm=[1, 0, 2])
+    rows = g.add("Reshape", [linear(g, x, (CHANNELS, 3 * CHANNELS)), g.constant(np.array([1, 16, -1, 3, CHANNELS]))])
+    rows = g.add("Squeeze", [g.add("Transpose", [rows], perm=[3, 1, 2, 0, 4]), g.constant(np.array([3]))])
+    q, k, v = (g.add("Gather", [rows, g.constant(np.array(index))], axis=0) for index in range(3))
+    tokens = 1 if pooled else 16
+    if pooled:
+        times = g.add("Concat", [count, g.constant(np.array([1, 1]))], axis=0)
+        query = g.add("Expand", [weights(g, 1, 1, CHANNELS, mean=0), times])
+        q = linear(g, g.add("Transpose", [query], perm=[1, 0, 2]), (CHANNELS, CHANNELS))
+    heads = [
+        g.add("Reshape", [part, g.constant(np.array([size, -1, SIZE]))])
+        for part, size in ((q, tokens), (k, 16), (v, 16))
+    ]
+    q, k, v = (g.add("Transpose", [part], perm=[1, 0, 2]) for part in heads)
+    scores = g.add("MatMul", [q, g.add("Transpose", [k], perm=[0, 2, 1])])
+    share = g.add("Softmax", [g.add("Mul", [scores, g.constant(np.float32(0.02))])], axis=-1)
+    mixed = g.add("Transpose", [g.add("MatMul", [share, v])], perm=[1, 0, 2])
+    mixed = g.quantize(g.add("Reshape", [mixed, g.constant(np.array([-1, CHANNELS]))]), 0.05, 128)
+    mixed = g.layer("Gemm", mixed, (CHANNELS, CHANNELS), 0.05, transB=1)
+    mixed = g.add("Reshape", [mixed, g.constant(np.array([tokens, -1, CHANNELS]))])
+    out = g.quantize(g.add("Transpose", [mixed], perm=[1, 0, 2]), 0.2, 128)
+    g.ranks = {out: 3}
+    assert check(g, g.save(tmp_path / "m.onnx", [3, 16, 16], out)).count(Attention) == 1

@@ -124,8 +124,6 @@ class Arithmetic(Views):
     def _join_views(self, node: ir.Node, views: list[View]) -> None:
         """Joins elements of one value, each with the factor of its view, such as halves that are rotated."""
         first, axis = views[0], node.attributes.get_int("axis", 0)
-        if len({(view.source, view.qparams, view.real) for view in views}) != 1:
-            raise refused(node, "joins values in another order")
         joined = replace(first, index=np.concatenate([view.index for view in views], axis))
         if len({view.factor for view in views}) > 1:
             factors = np.concatenate([np.full(view.index.shape, view.factor, np.float32) for view in views], axis)
@@ -212,7 +210,7 @@ class Arithmetic(Views):
         """Maps a Concat of values of as many channels in other orders, below each other; False for another node."""
         views = [self._whole_view(node, value) for value in node.inputs] if node.op_type == "Concat" else []
         sources = {id(view.source) for view in views if isinstance(view, View)}
-        if len(sources) < 2 or any(view is None for view in views):
+        if len(sources) < 2 or not all(isinstance(view, View) and view.real for view in views):
             return False
         owned = [self._owned(node, self._any_view(node, value)) for value in node.inputs]
         if len({self._shape(view.source)[2] for view in owned}) > 1:

@@ -102,7 +102,7 @@ class Views(FloatValues):
 
     @abstractmethod
     def _join_views(self, node: ir.Node, views: list[View]) -> None:
-        """Maps a Concat of views."""
+        """Maps a Concat of views of one value."""
 
     def _dimensions(self, value: ir.Value | None) -> tuple[int, ...] | None:
         """The shape of a value for one sample; None for a value that is not known."""
@@ -135,7 +135,7 @@ class Views(FloatValues):
             self._scale_view(node, views)
         elif node.op_type == "Neg" and isinstance(first, View) and first.real:
             self.views[node.outputs[0]] = replace(first, factor=-first.factor)
-        elif node.op_type == "Concat" and all(isinstance(view, View) for view in views):
+        elif node.op_type == "Concat" and _have_one_source(views):
             self._join_views(node, [view for view in views if isinstance(view, View)])
         elif self._gather(node):
             self._by_rule(node)
@@ -429,6 +429,12 @@ class Views(FloatValues):
             raise refused(node, "multiplies values in another order by no single constant")
         factor = 1 / float(constant.item()) if divides else float(constant.item())
         self.views[node.outputs[0]] = replace(view, factor=view.factor * factor)
+
+
+def _have_one_source(views: Sequence[View | Scores | None]) -> bool:
+    """Whether all are views of one value."""
+    plain = [(view.source, view.qparams, view.real) for view in views if isinstance(view, View)]
+    return len(plain) == len(views) and len(set(plain)) == 1
 
 
 def _part(index: NDArray[np.int64], channels: int) -> int:
