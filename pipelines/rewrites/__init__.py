@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pipelines.rewrites.shared import SHARED, file_passes
     from pipelines.rewrites.simplify_concat import SimplifyConcat
     from pipelines.rewrites.tile_to_expand import TileToExpand
+    from pipelines.rewrites.whole_max_pool import WholeMaxPool
     from pipelines.rewrites.widen_half import WidenHalf
 
 __all__ = [
@@ -62,6 +63,7 @@ __all__ = [
     "ShareWeights",
     "SimplifyConcat",
     "TileToExpand",
+    "WholeMaxPool",
     "WidenHalf",
     "file_passes",
     "rewrite",
@@ -97,6 +99,7 @@ _MODULES = {
     "file_passes": "shared",
     "SimplifyConcat": "simplify_concat",
     "TileToExpand": "tile_to_expand",
+    "WholeMaxPool": "whole_max_pool",
     "WidenHalf": "widen_half",
 }
 

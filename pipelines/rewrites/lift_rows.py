@@ -25,10 +25,10 @@ ALONG = {"kernel_shape": 1, "strides": 1, "dilations": 1, "output_padding": 0}  
 class LiftRows(Rewrite):
     """Conv([n, C, T], W) = Squeeze(Conv(Unsqueeze([n, C, T]), Unsqueeze(W))), on [n, C, 1, T], with what is around it.
 
-    With the convolutions come pools, normalizations of channels, functions of single values, arithmetic and Concat of
-    channels that read each other's results. One Unsqueeze stands before them for each value from outside, one Squeeze
-    at each result that others read. Exact. Engines and other passes know layers of two dimensions best. Does not fire
-    for weights that are not constant, or an `output_shape`.
+    With the convolutions come pools, Pads, normalizations of channels, functions of single values, arithmetic and
+    Concat of channels that read each other's results. One Unsqueeze stands before them for each value from outside, one
+    Squeeze at each result that others read. Exact. Engines and other passes know layers of two dimensions best. Does
+    not fire for weights that are not constant, or an `output_shape`.
     """
 
     def rewrite(self, model: ir.Model) -> int:
@@ -68,6 +68,9 @@ class LiftRows(Rewrite):
             return len(varying) == len(node.inputs) and node.attributes.get_int("axis", 1) in (1, -2)
         if node.op_type in ARITHMETIC:
             return all(_fits(value) for value in node.inputs)
+        if node.op_type == "Pad":
+            pads = query.constant(node.inputs[1])
+            return len(node.inputs) < 4 and pads is not None and pads.size == 6 and varying == list(node.inputs[:1])
         return node.op_type in (*POOLS, *NORMS, *ELEMENTWISE) and varying == list(node.inputs[:1])
 
     @staticmethod
@@ -94,6 +97,9 @@ class LiftRows(Rewrite):
                 continue
             if constant is None:
                 node.replace_input_with(position, self._row(value, node))
+            elif node.op_type == "Pad" and position == 1:
+                row = np.insert(constant, [2, 5], 0)
+                node.replace_input_with(1, edit.initializer(self._graph, f"{value.name}.row", row, self._taken))
             elif (node.op_type in LAYERS and position == 1) or (node.op_type in ARITHMETIC and constant.ndim > 1):
                 row = np.expand_dims(constant, -2)
                 node.replace_input_with(position, edit.initializer(self._graph, f"{value.name}.row", row, self._taken))

@@ -27,6 +27,7 @@ from pipelines.rewrites.reshape_chains import ReshapeChains
 from pipelines.rewrites.simplify_concat import SimplifyConcat
 from pipelines.rewrites.subpixel_convolution import SubpixelConvolution
 from pipelines.rewrites.tile_to_expand import TileToExpand
+from pipelines.rewrites.whole_max_pool import WholeMaxPool
 from pipelines.rewrites.widen_half import WidenHalf
 
 # First what makes constants and lays layers side by side, then what fuses them; MergeSiblings last, for it joins
@@ -42,5 +43,5 @@ def file_passes() -> list[Rewrite]:
     """Returns the passes of an .onnx file that is not of this project: `SHARED`, and those that change its layers."""
     first = [shared() for shared in SHARED if shared is not MergeSiblings]
     last = [FoldScale(factors=True), SubpixelConvolution(), FoldSpaceToDepth(), MergeSiblings(), FlattenLinear()]
-    before = [DropNeutral(), EinsumToMatMul(), TileToExpand(), BlocksToImage(), LiftRows(), NormalizeRows()]
-    return [*before, *first, FuseNormalization(), *last]
+    kinds = (DropNeutral, EinsumToMatMul, TileToExpand, BlocksToImage, WholeMaxPool, LiftRows, NormalizeRows)
+    return [*(kind() for kind in kinds), *first, FuseNormalization(), *last]

@@ -1,7 +1,9 @@
 """LiftRows, from ONNX text."""
 
-from helpers.rewriting import model, ops, reasons, rewritten
+import numpy as np
+from helpers.rewriting import integers, model, ops, reasons, rewritten
 
+from pipelines.rewrites.fold_pad import FoldPad
 from pipelines.rewrites.lift_rows import LiftRows
 
 
@@ -23,6 +25,17 @@ def test_convolutions_pools_and_what_is_between_them(normal):
     report = rewritten(net, LiftRows(), x=normal(2, 4, 20))
     assert report.fired("LiftRows") == 2
     assert ops(net) == ["Unsqueeze", "Conv", "Relu", "Squeeze", "Mul", "MaxPool", "Concat", "ConvTranspose", "Squeeze"]
+
+
+def test_a_pad_before_a_causal_convolution(normal):
+    net = model(
+        "(float[n,4,9] x) => (float[n,4,9] y) { p = Pad(x, pads, zero) y = Conv(p, w) }",
+        pads=integers(0, 0, 2, 0, 0, 0),
+        zero=np.float32(0),
+        w=normal(4, 4, 3),
+    )
+    rewritten(net, LiftRows(), FoldPad(), x=normal(2, 4, 9))
+    assert ops(net) == ["Unsqueeze", "Conv", "Squeeze"]
 
 
 def test_values_from_outside_and_readers_outside(normal):

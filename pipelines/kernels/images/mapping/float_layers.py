@@ -1,8 +1,9 @@
-"""Maps layers whose weights are float."""
+"""Maps layers whose weights are float, and functions of floats that are made of other steps."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,62 @@ from pipelines.kernels.images.mapping.orders.attention import Attentions
 from pipelines.kernels.images.mapping.qdq import data_input, input_at, refused
 from pipelines.kernels.images.mapping.walk import Bytes, Pending, layout_of
 from pipelines.kernels.images.operators import same_pads, windows
-from pipelines.kernels.images.steps import FloatConvolution, FloatDepthwise, Operand, Shape, Step
+from pipelines.kernels.images.steps import (
+    ChannelScale,
+    FloatActivation,
+    FloatConvolution,
+    FloatDepthwise,
+    FloatProduct,
+    FloatSum,
+    Operand,
+    Shape,
+    Step,
+)
+
+COMPOSED = ("HardSigmoid", "HardSwish", "LeakyRelu", "Tanh")
 
 
 class FloatLayers(Attentions):
-    """A walk that knows the layers with float weights."""
+    """A walk that knows the layers with float weights, and functions of floats that are made of other steps."""
+
+    def _function(self, node: ir.Node) -> None:
+        """As its base; functions of `COMPOSED` of a float value are several steps."""
+        mapped = self.values.get(data_input(node))
+        is_float = isinstance(mapped, Pending) and mapped.curve is None and mapped.joined is None
+        slope = node.attributes.get_float("alpha", 0.01) if node.op_type == "LeakyRelu" else 0.0
+        if not isinstance(mapped, Pending) or not is_float or mapped.real is None or slope > 1:
+            super()._function(node)
+        elif node.op_type in COMPOSED:
+            trace = self._trace(node)
+            self._composed(node, mapped, slope)
+            self._keep_trace(node, trace)
+        else:
+            super()._function(node)
+
+    def _composed(self, node: ir.Node, mapped: Pending, slope: float) -> None:
+        """Maps a function of `COMPOSED`; slope: of LeakyRelu, up to 1."""
+        shape, alpha = self._shape(mapped), node.attributes.get_float("alpha", 0.2)
+        layout: dict[str, Any] = dict(zip(("last", "flat", "tokens"), layout_of(mapped), strict=True))
+
+        def line(value: Pending, gain: float, bias: float, low: float = -np.inf, high: float = np.inf) -> Pending:
+            """A gain times the value + a bias, within bounds."""
+            rows = [np.full((1, shape[2]), part, np.float32) for part in (gain, bias)]
+            add = lambda to: ChannelScale(self._operand_of(node, value), to, *rows)  # noqa: E731
+            return replace(self._float_pending(shape, add, shared=True, **layout), low=low, high=high)
+
+        def combined(make: type[FloatSum], a: Pending, b: Pending) -> None:
+            add = lambda to: make(self._operand_of(node, a), self._operand_of(node, b), to)  # noqa: E731
+            self._float_value(node, shape, add, mapped)
+
+        if node.op_type == "HardSigmoid":
+            self.values[node.outputs[0]] = line(mapped, alpha, node.attributes.get_float("beta", 0.5), 0.0, 1.0)
+        elif node.op_type == "Tanh":  # 2 sigmoid(2 x) - 1
+            half = lambda to: FloatActivation(self._operand_of(node, line(mapped, 2.0, 0.0)), to, "sigmoid")  # noqa: E731
+            self.values[node.outputs[0]] = line(self._float_pending(shape, half, shared=True, **layout), 2.0, -1.0)
+        elif node.op_type == "HardSwish":
+            combined(FloatProduct, mapped, line(mapped, 1 / 6, 0.5, 0.0, 1.0))
+        else:  # max((1 - slope) x, 0) + slope x
+            combined(FloatSum, line(mapped, 1 - slope, 0.0, 0.0), line(mapped, slope, 0.0))
 
     def _float_weight(self, node: ir.Node) -> NDArray[np.float32] | None:
         """The weights of a layer that is computed in float, those of 8 bits dequantized; None for an int8 layer."""

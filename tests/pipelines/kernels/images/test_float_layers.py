@@ -134,3 +134,15 @@ def test_int8_weights_of_a_float_value_are_dequantized(tmp_path: Path) -> None:
     )
     out = g.layer("Conv", g.quantize(g.add("Conv", [x, weight]), 0.05, 120), (4, 8, 1, 1), 0.05)
     assert FloatConvolution in check(g, g.save(tmp_path / "m.onnx", [3, 16, 16], out, opset=21))
+
+
+@pytest.mark.parametrize(
+    ("kind", "attributes"),
+    [("HardSigmoid", {"alpha": 0.3}), ("HardSwish", {}), ("LeakyRelu", {"alpha": 0.2}), ("Tanh", {})],
+)
+def test_functions_of_floats_that_are_several_steps(kind: str, attributes: dict[str, Any], tmp_path: Path) -> None:
+    g = Graph()
+    x = g.add("LayerNormalization", [patches(g), weights(g, 32), weights(g, 32, mean=0)])
+    y = g.add(kind, [x], **attributes)
+    g.ranks[out := linear(g, g.quantize(g.add("Add", [x, y]), 0.05, 128), (32, 5))] = 3
+    check(g, g.save(tmp_path / "m.onnx", [3, 16, 16], out))
