@@ -298,6 +298,13 @@ struct ByteProduct {
     int32_t zero, low, high;
 };
 
+// Pixels one after the other, each `pitch` elements behind the one before it.
+template <class T>
+struct PixelRow {
+    T *data;
+    int64_t pitch;
+};
+
 // A convolution, of which every output pixel reads a window: `stretches` of `stretch` bytes, whole fours, each at its offset.
 struct Dense {
     int64_t stretches, stretch, outputs;  // outputs: whole 16
@@ -364,8 +371,9 @@ struct ImageKernels {
     void (*depthwise)(const Depthwise &, const uint8_t *x, uint8_t *out, int64_t n);
 
     void (*sum)(const ByteSum &, const uint8_t *a, const uint8_t *b, uint8_t *out, int64_t count);
-    void (*product)(const ByteProduct &, const uint8_t *x, const uint8_t *gate, uint8_t *out, int64_t count);
-    // count: whole 16 channels
+    // channels, count: whole 16; a gate of pitch 0 is that of all pixels
+    void (*product)(const ByteProduct &, const PixelRow<const uint8_t> &x, const PixelRow<const uint8_t> &gate, const PixelRow<uint8_t> &out,
+                    int64_t pixels, int64_t channels);
     void (*max_pool)(const Window &, uint8_t *out, int64_t count);
     void (*mean)(const Window &, const Mean &, uint8_t *out, int64_t count);
     void (*global_mean)(const Window &, int32_t x_zero, float scale, int32_t zero, uint8_t *out, int64_t count);

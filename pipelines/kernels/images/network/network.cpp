@@ -260,11 +260,10 @@ void Network::product(int64_t x, int64_t gate, int64_t out, const ByteProduct &p
     const bool pixel = layout(gate).height == 1 && layout(gate).width == 1;
     require(pixel || (layout(gate).height == layout(x).height && layout(gate).width == layout(x).width), "a product");
     step(out, {x, gate}, layout(out).height, [=](const Sample &s, int64_t begin, int64_t end) {
-        const bool joined = !pixel && layout(x).pitch == layout(out).pitch && layout(gate).pitch == layout(out).pitch;
         for (int64_t y = begin; y < end; ++y)
-            for (int64_t column = 0; column < (joined ? 1 : layout(out).width); ++column)
-                isa_.images->product(product, s.pixel(layout(x), y, column), pixel ? s.pixel(layout(gate), 0, 0) : s.pixel(layout(gate), y, column),
-                                     s.pixel(layout(out), y, column), joined ? layout(out).width * layout(out).pitch : layout(out).channels);
+            isa_.images->product(product, {s.pixel(layout(x), y, 0), layout(x).pitch},
+                                 {s.pixel(layout(gate), pixel ? 0 : y, 0), pixel ? 0 : layout(gate).pitch},
+                                 {s.pixel(layout(out), y, 0), layout(out).pitch}, layout(out).width, layout(out).pitch);
     });
 }
 

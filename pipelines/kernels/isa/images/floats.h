@@ -12,14 +12,52 @@ void dequantize_bytes(const uint8_t *x, float scale, int32_t zero, int64_t n, fl
     for (int64_t i = 0; i < n; ++i) out[i] = static_cast<float>(x[i] - zero) * scale;
 }
 
+using ByteVec = Vector<uint8_t, kVecLanes>::type;
+
+inline Vec load_bytes(const uint8_t *address) {
+    ByteVec bytes;
+    std::memcpy(&bytes, address, sizeof bytes);
+    const auto words = __builtin_convertvector(bytes, Vector<uint16_t, kVecLanes>::type);  // gcc 12 widens by one step at a time
+    return __builtin_convertvector(__builtin_convertvector(words, IntVec), Vec);
+}
+
+// Stores clip(rint(x), low, high) + zero.
+inline void store_bytes(uint8_t *address, Vec x, float low, float high, int32_t zero) {
+    x = at_most(at_least(x, low), high);
+    const IntVec codes = reinterpret_cast<IntVec>(x + kRoundToInt) + (zero - 0x4B400000);  // the bits of kRoundToInt
+    const auto bytes = __builtin_convertvector(codes, ByteVec);
+    std::memcpy(address, &bytes, sizeof bytes);
+}
+
+// Bounded: by a Relu or Clip. Products of two bytes are exact in float32.
+template <bool Bounded>
+inline void multiply_rows(const ByteProduct &p, const PixelRow<const uint8_t> &x, const PixelRow<const uint8_t> &gate,
+                          const PixelRow<uint8_t> &out, int64_t pixels, int64_t channels) {
+    const auto x_zero = static_cast<float>(p.x_zero), gate_zero = static_cast<float>(p.gate_zero), zero = static_cast<float>(p.zero);
+    const float ratio = (p.x_scale * p.gate_scale) / p.scale;
+    const auto low = static_cast<float>(p.low - p.zero), high = static_cast<float>(p.high - p.zero);
+    for (int64_t begin = 0; begin < channels; begin += kVecLanes) {
+        Vec factor{};
+        for (int64_t pixel = 0; pixel < pixels; ++pixel) {
+            if (pixel == 0 || gate.pitch != 0) factor = load_bytes(gate.data + pixel * gate.pitch + begin) - gate_zero;
+            const Vec value = load_bytes(x.data + pixel * x.pitch + begin) - x_zero;
+            uint8_t *result = out.data + pixel * out.pitch + begin;
+            if constexpr (Bounded) store_bytes(result, (value * p.x_scale) * (factor * p.gate_scale) / p.scale, low, high, p.zero);
+            else store_bytes(result, (value * factor) * ratio + zero, 0.0f, 255.0f, 0);
+        }
+    }
+}
+
+void multiply_bytes(const ByteProduct &p, const PixelRow<const uint8_t> &x, const PixelRow<const uint8_t> &gate,
+                    const PixelRow<uint8_t> &out, int64_t pixels, int64_t channels) {
+    (p.low != 0 || p.high != 255 ? multiply_rows<true> : multiply_rows<false>)(p, x, gate, out, pixels, channels);
+}
+
 void quantize_floats(const float *x, float factor, int32_t zero, int64_t n, uint8_t *out) {
     const float low = static_cast<float>(-zero), high = static_cast<float>(255 - zero);
     const auto bytes = [&](const float *from, uint8_t *to) {
-        Vec value = load_float<Vec>(from) * factor;
-        value = at_most(at_least(value == value ? value : Vec{}, low), high);
-        const IntVec codes = reinterpret_cast<IntVec>(value + kRoundToInt) + (zero - 0x4B400000);  // the bits of kRoundToInt
-        const auto packed = __builtin_convertvector(codes, Vector<uint8_t, kVecLanes>::type);
-        std::memcpy(to, &packed, sizeof packed);
+        const Vec value = load_float<Vec>(from) * factor;
+        store_bytes(to, value == value ? value : Vec{}, low, high, zero);
     };
     const int64_t whole = n / kVecLanes * kVecLanes;
     for (int64_t i = 0; i < whole; i += kVecLanes) bytes(x + i, out + i);

@@ -40,23 +40,6 @@ inline void sum_bytes(const ByteSum &s, const uint8_t *a, const uint8_t *b, uint
     }
 }
 
-inline void multiply_bytes(const ByteProduct &p, const uint8_t *x, const uint8_t *gate, uint8_t *out, int64_t count) {
-    const int32_t x_zero = p.x_zero, gate_zero = p.gate_zero, zero = p.zero, low = p.low, high = p.high;
-    const float x_scale = p.x_scale, gate_scale = p.gate_scale, scale = p.scale;
-    const float ratio = (x_scale * gate_scale) / scale, shift = static_cast<float>(zero);
-    if (low == 0 && high == 255) {
-        for (int64_t i = 0; i < count; ++i) {
-            const float product = static_cast<float>((x[i] - x_zero) * (gate[i] - gate_zero)) * ratio;
-            out[i] = static_cast<uint8_t>(to_byte(product + shift, 0, 255));
-        }
-        return;
-    }
-    for (int64_t i = 0; i < count; ++i) {
-        const float product = (static_cast<float>(x[i] - x_zero) * x_scale) * (static_cast<float>(gate[i] - gate_zero) * gate_scale);
-        out[i] = static_cast<uint8_t>(to_byte(product / scale, low - zero, high - zero) + zero);
-    }
-}
-
 template <int Width>
 inline void max_of(const Window &w, int64_t begin, uint8_t *out) {
     uint8_t most[Width] = {};

@@ -146,3 +146,14 @@ def test_functions_of_floats_that_are_several_steps(kind: str, attributes: dict[
     y = g.add(kind, [x], **attributes)
     g.ranks[out := linear(g, g.quantize(g.add("Add", [x, y]), 0.05, 128), (32, 5))] = 3
     check(g, g.save(tmp_path / "m.onnx", [3, 16, 16], out))
+
+
+def test_a_gate_in_float_is_whole(tmp_path: Path) -> None:
+    """Squeeze-and-excitation of MobileNetV3 whose layers are left float: a HardSwish, and a HardSigmoid of one pixel."""
+    g = Graph()
+    x = g.add("HardSwish", [float_conv(g, "image", (32, 3, 3, 3), pads=[1] * 4)])
+    squeezed = g.add("Relu", [float_conv(g, g.add("GlobalAveragePool", [x]), (16, 32, 1, 1))])
+    gate = g.add("HardSigmoid", [float_conv(g, squeezed, (32, 16, 1, 1))], alpha=1 / 6, beta=0.5)
+    y = g.layer("Conv", g.quantize(g.add("Mul", [x, gate]), 0.02, 10), (8, 32, 1, 1), 0.1)
+    g.flat = g.add("Flatten", [g.add("HardSwish", [float_conv(g, g.quantize(y, 0.2, 120), (6, 8, 1, 1))])])
+    assert check(g, g.save(tmp_path / "m.onnx", [3, 16, 16], g.flat))
