@@ -70,6 +70,12 @@ OWN_MODELS = """Models from PyPI packages, quantized by each tool's default comm
 """
 
 
+OPENINGS = """Opening a file, in new processes on one core: CPU milliseconds from the name of the file to the first result, without
+imports, and MB (10^6 bytes) of peak resident memory. OpenVINO compiles at every start, as by default. The native engine
+packs and validates a file at its first use on a machine (empty cache; with the child process that validates), which
+`zoo quantize` has done before on the machine that it runs on.
+
+"""
 SCANS = """Largest difference from ONNX Runtime at batch sizes from 1 to 128, relative to the power of the output (batch size in
 brackets), and the fallback form that OpenVINO needed, if any; by `scripts/peers/scan/scan.py` ({source}).
 
@@ -206,6 +212,8 @@ def own_models() -> str:
     for report, source in (pair for kind in kinds for pair in compared(kind)):
         filled = [row + [""] * (len(peers.COLUMNS) - len(row)) for row in peers.rows(report)]
         parts.append(OWN_MODELS.format(source=source) + markdown.table(peers.COLUMNS, filled))
+        if openings := peers.opening_rows(report):
+            parts.append(OPENINGS + markdown.table(peers.OPENING_COLUMNS, openings))
     return section("Third-party ONNX models", parts)
 
 

@@ -51,6 +51,7 @@ def summarize(
     samples: Iterable[Batch],
     native: Path | None = None,
     quick: bool = False,
+    path: Path | None = None,
 ) -> dict[str, Any]:
     """Summarizes a quantized model: int8 layers and MACs, SQNR, speed.
 
@@ -69,6 +70,7 @@ def summarize(
         native: native.onnx of a model folder, which runs in the engines of this project; the files are then not timed
             as users open them. None: the native kernels run the int8 model if they support it.
         quick: Time ONNX Runtime, the native kernels and the files as users open them alone, with fewer repetitions.
+        path: File of `int8_model`; the native kernels pack and validate it here, not at its first use. None: a copy.
 
     Returns:
         {"line", "layers", "int8_layers", "macs_int8" (share), "sqnr_db", "speed": {engine: float / int8 milliseconds},
@@ -113,7 +115,7 @@ def summarize(
         summary["sqnr_db"] = None if summary["sqnr_db"] > 0 else float("-inf")
     if few and int8:
         many = _many(float_model, few)
-        summary |= _speed(float_model, int8_model, few[0], many, native, quick)
+        summary |= _speed(float_model, int8_model, few[0], many, native, quick, path)
         summary["many"] = length(many) if many else None
     summary["line"] = _line(summary)
     summary["warnings"] = _warnings(summary, lambda: _damaging(float_model, int8_model, quantized, table, few[:RANKED]))
@@ -179,6 +181,7 @@ def _speed(
     many: Batch | None = None,
     native_path: Path | None = None,
     quick: bool = False,
+    int8_path: Path | None = None,
 ) -> dict[str, Any]:
     """Returns the fields "speed", "engine", "wrong", "float_differs" and the other timings of `summarize`.
 
@@ -201,10 +204,8 @@ def _speed(
     reference: Runnable | None = None
     timed = _Timer(quick)
     with tempfile.TemporaryDirectory() as folder:
-        paths = [
-            io.save(model.clone(), Path(folder) / f"{name}.onnx")
-            for name, model in (("float", float_model), ("int8", int8_model))
-        ]
+        float_path = io.save(float_model.clone(), Path(folder) / "float.onnx")
+        paths = [float_path, int8_path or io.save(int8_model.clone(), Path(folder) / "int8.onnx")]
         for engine in [REFERENCE] if quick else available():
             try:
                 sessions = [open_stock(path, engine, 1) for path in paths]
@@ -242,7 +243,7 @@ def _speed(
             as_opened = _as_opened(paths, batch, many, timed, compared) if usable and native_path is None else None
             refused = _refused(paths, batch) if usable and native_path is None and as_opened is None else ""
         except WrongResultsError:  # in the int8 file, or in the float file too
-            return _speed(float_model, int8_model, batch, many)
+            return _speed(float_model, int8_model, batch, many, int8_path=int8_path)
     return {
         "speed": speed,
         "engine": min(milliseconds, key=milliseconds.__getitem__, default=None),

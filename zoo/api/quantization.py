@@ -396,7 +396,7 @@ def _write_int8(
     io.save(int8, path)
     held_out = split_held_out(float_model, samples, table.samples)[0] if samples else ()
     quick = facts.get("effort") == "fast"
-    summary = warned(summarize(float_model, int8, quantized, table, held_out, quick=quick))
+    summary = warned(summarize(float_model, int8, quantized, table, held_out, quick=quick, path=path))
     return {**quantized.to_json(), "path": str(path), "bytes": path.stat().st_size, "summary": summary}
 
 

@@ -10,7 +10,8 @@ time, in all engines, which open the files as they are (shapes stay dynamic); th
 of a model are timed on test samples in each engine, in turn, on one thread and one core; in this project's native
 kernels those that have such a form. "openvino" computes float operators in float32; "openvino-default", on CPUs with
 bfloat16, in that, as OpenVINO does by default. --batch names the numbers of samples; files that fix another number
-have no such times. A setting that fails is left out, with its error. Needs the `peers` extra.
+have no such times. Each engine also opens all files in new processes, see `opening`. A setting that fails is left out,
+with its error. Needs the `peers` extra.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from pipelines.core.errors import RequestError
 from pipelines.core.progress import progress
 from pipelines.graph import io
 from scripts.peers import harness, processes
-from scripts.peers.quantization import settings
+from scripts.peers.quantization import opening, settings
 from scripts.peers.quantization.settings import RUNS, Array, nncf, onnxruntime_dynamic, onnxruntime_static
 
 Feed = dict[str, Array]
@@ -222,6 +223,7 @@ def compare(
         return harness.medians(times)
 
     times = [timed(size) if rounds else {} for size in sizes]
+    opened = opening.costs(files, settings.engines_of(), tested[0], folder) if rounds else {}
     return {
         "model": name,
         "samples": {"calibration": len(work.batches()), "test": len(tested)},
@@ -230,6 +232,7 @@ def compare(
         "batch": sizes[0],
         "milliseconds": times[0],
         "larger": {str(size): figures for size, figures in zip(sizes[1:], times[1:], strict=True)},
+        "opening": opened,
     }
 
 
@@ -265,6 +268,21 @@ def rows(report: Mapping[str, Any]) -> list[list[str]]:
                 cells = [engines.get(engine, {}).get(name, {}).get("median", "") for engine in RUNS]
                 table.append([model["model"], f"{name}, batch {size}", *[""] * 5, *map(str, cells), "", ""])
         table += [[model["model"], setting, f"left out: {why}"] for setting, why in model["left_out"].items()]
+    return table
+
+
+OPENING_COLUMNS = ("model", "setting", *("ORT", "OV", "OV default", "native", opening.EMPTY))
+
+
+def opening_rows(report: Mapping[str, Any]) -> list[list[str]]:
+    """Returns the rows of the table of openings: cells of `OPENING_COLUMNS`, CPU ms / peak MB."""
+    table = []
+    for model in report["models"]:
+        engines = model.get("opening", {})
+        for name in {name: None for figures in engines.values() for name in figures}:
+            costs = [engines.get(engine, {}).get(name) for engine in (*RUNS, opening.EMPTY)]
+            cells = [f"{cost['cpu_milliseconds']:.0f} / {cost['peak_mb']:.0f}" if cost else "" for cost in costs]
+            table.append([model["model"], name, *cells])
     return table
 
 

@@ -18,6 +18,9 @@ import zoo
 from pipelines.analysis.quality_metric import MetricError
 from pipelines.core import machine
 from pipelines.core.errors import RequestError
+from pipelines.engines import catalog
+from pipelines.engines.native import images, validation
+from pipelines.engines.openvino import child
 from pipelines.graph import edit, io
 from pipelines.kernels import extension
 from pipelines.models.hub import Hub
@@ -434,3 +437,14 @@ def test_the_native_kernels_are_timed_where_they_compute_a_file(cnn: Path, capsy
         zoo.benchmark("cnn.onnx", engines=["native"])
     summary = zoo.quantize("cnn.onnx", "again.onnx", calibration_data="x.npz")["summary"]
     assert "native" in summary["speed"]
+
+
+@pytest.mark.skipif(not extension.isas(), reason="there are no kernels")
+def test_quantizing_packs_and_validates_the_file_for_its_first_use(cnn: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(validation, "_FAULTS", {})
+    zoo.quantize("cnn.onnx", "again.onnx", calibration_data="x.npz")
+    monkeypatch.setattr(validation, "_FAULTS", {})  # as in another process
+    monkeypatch.setattr(images, "store", lambda *_, **__: pytest.fail("packed at its first use"))
+    monkeypatch.setattr(child, "probe", lambda _: pytest.fail("validated at its first use"))
+    with np.load("x.npz") as samples:
+        catalog.load("again.onnx", "native").run({"x": samples["x"][:1]})

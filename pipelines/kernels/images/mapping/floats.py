@@ -211,15 +211,19 @@ class FloatValues(Functions):
 
     def _elements(self, mapped: Bytes | Pending, layout: tuple[bool, bool, bool] | None = None) -> NDArray[np.int64]:
         """The elements of a sample [height, width, channels] in the order of a layout, else of that of the value."""
+        shape = self._shape(mapped)
+        index = np.arange(math.prod(shape)).reshape(shape)
+        last = (layout or layout_of(mapped))[0]
+        return (index if last else index.transpose(2, 0, 1)).reshape(self._sizes(mapped, layout))
+
+    def _sizes(self, mapped: Bytes | Pending, layout: tuple[bool, bool, bool] | None = None) -> tuple[int, ...]:
+        """The shape of a sample in the graph, in a layout, else in that of the value."""
         height, width, channels = self._shape(mapped)
         last, flat, tokens = layout or layout_of(mapped)
-        index = np.arange(height * width * channels).reshape(height, width, channels)
-        index = index if last else index.transpose(2, 0, 1)
         if flat:
-            return index.reshape(1, -1)
-        if tokens:
-            return index.reshape(1, height * width, channels) if last else index.reshape(1, channels, -1)
-        return index[None]
+            return 1, height * width * channels
+        pixels = (height * width,) if tokens else (height, width)
+        return (1, *pixels, channels) if last else (1, channels, *pixels)
 
     def _layernormalization(self, node: ir.Node) -> None:
         x, mapped = self._operand(node)

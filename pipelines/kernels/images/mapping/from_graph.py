@@ -217,10 +217,10 @@ class ImageMapping(Layers):
         one = isinstance(mapped, Pending) and (mapped.flat or self._shape(mapped)[:2] == (1, 1))
         if isinstance(mapped, Pending) and mapped.result is not None and mapped.unbounded and one:
             mapped.result()
-            shape = self._elements(mapped).shape[1:]
+            shape = self._sizes(mapped)[1:]
         elif value is not None and self._is_real(value):
             self.steps += self._real_results(value)
-            shape = self._elements(mapped).shape[1:]  # type: ignore[arg-type]
+            shape = self._sizes(mapped)[1:]  # type: ignore[arg-type]
         else:
             view = None if value is None else self.views.get(value)
             if isinstance(view, View) and view.reason is not None:
@@ -235,7 +235,7 @@ class ImageMapping(Layers):
         value = None if node.op_type not in ENDINGS else self.values.get(data_input(node))
         if not isinstance(value, Bytes | Pending):
             return False
-        classes = self._elements(value).ndim == 2 and node.attributes.get_int("axis", -1) in (1, -1)
+        classes = len(self._sizes(value)) == 2 and node.attributes.get_int("axis", -1) in (1, -1)
         return classes if node.op_type == "Softmax" else self._shape(value)[:2] == (1, 1)
 
     def _parts(self, remainder: FloatRemainder) -> tuple[ValuePart, ...]:
@@ -263,7 +263,7 @@ class ImageMapping(Layers):
         """The entry of a value in `ImageProgram.parts`; stored: its memory layout is that of the tensor."""
         mapped, integers = self.values[value], self._integers(value)
         assert isinstance(mapped, Bytes | Pending)
-        shape = self._shape(mapped) if stored else self._elements(mapped).shape[1:]
+        shape = self._shape(mapped) if stored else self._sizes(mapped)[1:]
         if integers is None:
             return str(value.name), shape, "float32"
         kind = np.dtype(value.dtype.numpy() if value.dtype else np.int64).name

@@ -48,7 +48,7 @@ class Layers(FloatLayers):
         assert x.scale is not None
         scales = x.scale * np.broadcast_to(w_scale.astype(np.float32).ravel(), len(weight))
         biases = int32_bias(node, bias if beta else None, scales / np.float32(beta or 1), len(weight))
-        biases -= x.zero * weight.astype(np.int64).sum(axis=(1, 2, 3))
+        biases -= x.zero * weight.sum(axis=(1, 2, 3), dtype=np.int64)
         if np.abs(biases).max() >= 2**31:
             raise refused(node, "can overflow 32 bits")
         self.values[node.outputs[0]] = self._layer_value(node, Layer(x, weight, scales, biases, geometry))
@@ -107,7 +107,7 @@ class Layers(FloatLayers):
         x, assumed = layer.x, ("strides", "pads", "dilations")
         scales = layer.scales / np.float32(x.scale or 1)
         taps = np.ascontiguousarray(layer.weight[..., 0].transpose(1, 2, 0) * scales, np.float32)
-        biases = layer.biases + x.zero * layer.weight.astype(np.int64).sum(axis=(1, 2, 3))
+        biases = layer.biases + x.zero * layer.weight.sum(axis=(1, 2, 3), dtype=np.int64)
         geometry = {name: layer.geometry[name] for name in assumed if name in layer.geometry}
         bias = np.asarray(biases * layer.scales.astype(np.float64), np.float32)
         return FloatDepthwise(self._float_tensor(node, x), out, taps, bias, **geometry)

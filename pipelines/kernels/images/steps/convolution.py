@@ -111,7 +111,7 @@ class Convolution(Step):
     @functools.cached_property
     def largest_sums(self) -> NDArray[np.int64]:
         """The largest magnitude that the sums of an output can have, int64 [O]."""
-        reach = 255 * np.abs(self.weight.astype(np.int64)).sum(axis=(1, 2, 3))
+        reach = 255 * np.abs(self.weight, dtype=np.int16).sum(axis=(1, 2, 3), dtype=np.int64)
         return np.asarray(reach + np.abs(self.bias.astype(np.int64)))
 
     def activated(self, kind: str, scale: float, zero: int, out: int) -> Convolution | None:

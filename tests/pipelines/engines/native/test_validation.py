@@ -96,6 +96,18 @@ def test_a_sample_must_not_depend_on_its_batch(photos, monkeypatch):
     assert result["fault"] == "with a batch of 2, a sample in the batch differs from the sample alone"
 
 
+def test_a_sample_alone_is_computed_once():
+    counts = []
+
+    def run(batch, *_):
+        counts.append(len(batch["x"]))
+        return {"y": batch["x"]}
+
+    subject = validation.NativeModel(lambda *_: run, INT8, INT8, 1, expected=lambda *_, **__: run)
+    validation.compare(subject, {"x": np.ones((1, 4), np.float32)})
+    assert sorted(counts) == [1, 1, 2, 2, 8, 8, 128, 128]
+
+
 @pytest.mark.parametrize(
     ("change", "right"),
     [

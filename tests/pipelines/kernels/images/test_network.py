@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import resource
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -309,3 +310,15 @@ def test_results_that_do_not_fit() -> None:
     ):
         with pytest.raises(RequestError, match="do not fit|no new one"):
             program((3, 2, 2), tensors, wrong, results, **more)
+
+
+def test_the_bound_of_sums_takes_no_wide_copy_of_the_weights():
+    weight = np.full((64, 3, 3, 64), -128, np.int8)
+    layer = Convolution(0, 1, weight, np.zeros(64, np.int32), np.ones(64, np.float32))
+    tracemalloc.start()
+    try:
+        sums = layer.largest_sums
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (sums == 255 * 128 * 9 * 64).all() and peak < 4 * weight.nbytes

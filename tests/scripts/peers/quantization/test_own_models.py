@@ -9,7 +9,7 @@ from pipelines.core import machine
 from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json
 from scripts.peers import harness, processes
-from scripts.peers.quantization import own_models
+from scripts.peers.quantization import opening, own_models
 
 
 @pytest.fixture
@@ -69,6 +69,7 @@ def test_a_setting_that_fails_is_left_out(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(own_models, "SETTINGS", {"copy": copy, "broken": broken})
     monkeypatch.setattr(processes, "in_process", lambda function, *args, **_: function(*args))
     monkeypatch.setattr(harness, "TURN_SECONDS", 0)
+    monkeypatch.setattr(opening, "costs", lambda *_: {})
     (tmp_path / "work").mkdir()
     report = own_models.compare("net", folder, ["copy", "broken"], 2, tmp_path / "work", lambda _: None)
     assert report["samples"] == {"calibration": 6, "test": 5}
@@ -96,6 +97,7 @@ def test_larger_batches_are_timed_where_files_take_them(tmp_path, monkeypatch):
             np.savez(tmp_path / f"net{axis}.{kind}.npz", x=random.normal(size=(5, 4)).astype(np.float32))
     monkeypatch.setattr(processes, "in_process", lambda function, *args, **_: function(*args))
     monkeypatch.setattr(harness, "TURN_SECONDS", 0)
+    monkeypatch.setattr(opening, "costs", lambda *_: {})
     (tmp_path / "work").mkdir()
     free, fixed = (
         own_models.compare(f"net{axis}", tmp_path, [], 2, tmp_path / "work", lambda _: None, (1, 8)) for axis in "n1"
@@ -111,3 +113,18 @@ def test_samples_of_another_axis_make_no_batch(folder):
     feeds = own_models.feeds(folder / "net.onnx", folder / "net.test.npz")
     with pytest.raises(RequestError, match="the first axis of state is not that of samples; give --batch 1"):
         own_models.batch_of(feeds, 8)
+
+
+def test_files_are_opened_in_new_processes_with_a_cache_of_their_own(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(opening, "COUNT", 1)
+    batch = own_models.feeds(folder / "net.onnx", folder / "net.test.npz")[0]
+    paths, work = {"fp32": folder / "net.onnx", "gone": folder / "gone.onnx"}, tmp_path / "opened"
+    work.mkdir()
+    figures = opening.costs(paths, ["onnxruntime"], batch, work)
+    assert figures.keys() == {"onnxruntime"} and figures["onnxruntime"].keys() == {"fp32"}
+    cost = figures["onnxruntime"]["fp32"]
+    assert cost["cpu_milliseconds"] > 0 and 10 < cost["imports_mb"] <= cost["peak_mb"]
+    assert not list(work.iterdir())
+    models = [{"model": "net", "opening": figures}, {"model": "of an earlier report"}]
+    cells = f"{cost['cpu_milliseconds']:.0f} / {cost['peak_mb']:.0f}"
+    assert own_models.opening_rows({"models": models}) == [["net", "fp32", cells, "", "", "", ""]]

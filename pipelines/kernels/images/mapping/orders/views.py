@@ -112,11 +112,7 @@ class Views(FloatValues):
         if isinstance(mapped, Scores):
             return mapped.shape
         if isinstance(mapped, Bytes | Pending):
-            height, width, channels = self._shape(mapped)
-            if mapped.flat:
-                return 1, height * width * channels
-            pixels = (height * width,) if mapped.tokens else (height, width)
-            return (1, *pixels, channels) if mapped.last else (1, channels, *pixels)
+            return self._sizes(mapped)
         return (1, *self.shape) if isinstance(mapped, Input) and mapped.stored == mapped.last else None
 
     def _is_view(self, node: ir.Node) -> bool:
@@ -271,7 +267,8 @@ class Views(FloatValues):
     def _settle(self, output: ir.Value, view: View) -> None:
         """Keeps a view, as a value where its elements are a whole value in one of `LAYOUTS`."""
         for layout in LAYOUTS if view.factor == 1 else ():
-            if np.array_equal(view.index, self._elements(view.source, layout)):
+            same = view.index.shape == self._sizes(view.source, layout)
+            if same and np.array_equal(view.index, self._elements(view.source, layout)):
                 self.values[output] = self._whole(view, *layout)
                 return
         self.views[output] = view
