@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +126,9 @@ def _remembered(model: NativeModel, key: str, batch: Batch, others: Sequence[Bat
         except (KeyError, TypeError, ZooError):
             path.unlink(missing_ok=True)
     few = {name: array[: SIZES[-1]] for name, array in batch.items()}
-    request = {"native": model, "form": "native kernels", "batch": few, "others": others, "home": settings.home()}
+    # the child process may have been started in another folder
+    absolute = replace(model, path=model.path.absolute(), reference=model.reference.absolute())
+    request = {"native": absolute, "form": "native kernels", "batch": few, "others": others, "home": settings.home()}
     result = child.probe(request)
     if result is None:
         return ""

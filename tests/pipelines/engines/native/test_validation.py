@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +62,17 @@ def test_the_verdict_is_remembered(photos, monkeypatch):
     monkeypatch.setattr(validation, "_FAULTS", {})  # as in another process
     monkeypatch.setattr(child, "probe", lambda request: pytest.fail("checked again"))
     catalog.load(INT8, "native").run(photos)
+
+
+def test_a_file_of_another_folder_than_that_of_the_child_process_is_validated(photos, tmp_path, monkeypatch):
+    shutil.copy(INT8, tmp_path / "copy.onnx")
+    catalog.load(INT8, "native").run(photos)  # starts the child process
+    monkeypatch.setattr(validation, "_FAULTS", {})
+    for file in (settings.home() / "verdicts").glob("native-*.json"):
+        file.unlink()
+    monkeypatch.chdir(tmp_path)
+    catalog.load("copy.onnx", "native").run(photos)
+    assert [verdict["model"] for verdict in verdicts()] == ["copy.onnx"]
 
 
 def test_kernels_that_differ_are_refused_and_left_out(photos, wrong, monkeypatch, caplog):
