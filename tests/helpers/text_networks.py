@@ -316,6 +316,11 @@ CONFIGS["mt5"] = {
     "feed_forward_proj": "gated-gelu",
     "is_gated_act": True,
 }
+CONFIGS["deberta-v2-xl"] = {
+    **CONFIGS["deberta-v3"],
+    "conv_act": "gelu",
+    "conv_kernel_size": 3,
+}
 HEADS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMaskedLM")
 NATIVE = {  # what transformers itself calls networks of custom code, by their model_type
     "nomic_bert": {**SIZES, "model_type": "nomic_bert", "num_hidden_layers": 2, "intermediate_size": 256},
@@ -323,6 +328,7 @@ NATIVE = {  # what transformers itself calls networks of custom code, by their m
     "qwen2": {"is_causal": False, "auto_map": None},
     "llama_bidirec": {"model_type": "llama", "is_causal": False, "auto_map": None},
 }
+NOT_NATIVE = ("deberta-v2-xl",)  # with parts that have no native kernels
 ABSOLUTE = ("albert", "xlm-roberta-xl")  # a text has other positions after padding
 LONG = " ".join(["the", "zebra", "sat,", "and", "a", "cat?", "no!"] * 60)  # longer than windows of real models
 TEXTS = [*text_models.TEXTS, LONG, "!", "a b " * 100]

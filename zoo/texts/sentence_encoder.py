@@ -124,7 +124,7 @@ class SentenceEncoder(TextPipeline):
         Raises:
             RequestError: The size or the stride is out of range.
         """
-        prefix = self.prompt if prompt is None else prompt
+        prefix = self.prompts.prefix(prompt)
         parts = divide(self.tokenizer, inputs, Chunking(size, stride, pooling), prefix)
         vectors = self.compute_texts([(text,) for text in parts.texts], prefix)
         return (parts.mean(vectors, self.config.unit_length) if pooling == "mean" else vectors), parts

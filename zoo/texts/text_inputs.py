@@ -166,7 +166,7 @@ class TextInputs(LinePipeline[NativeTexts]):
         Returns:
             The tokens.
         """
-        prefix = self.prompt if prompt is None else prompt
+        prefix = self.prompts.prefix(prompt)
         return self.tokenizer([self.tokenizer.prompted(texts, prefix) for texts in rows], max_length)
 
     @property

@@ -26,6 +26,7 @@ class Prompts:
 
     def __init__(self, features: Mapping[str, Any]) -> None:
         self.texts: dict[str, str] = dict(features.get("prompts", {}))
+        self._unpooled = bool(features.get("unpooled_prompts"))
         self.default = str(self.texts.get(features.get("prompt", ""), ""))
 
     def resolve(self, prompt: str | None) -> str:
@@ -49,6 +50,22 @@ class Prompts:
                 f"found no prompt {prompt:.60}; the model has {names}; a prefix of your own has a blank or a colon"
             )
         return prompt
+
+    def prefix(self, prompt: str | None) -> str:
+        """Returns the prefix of texts.
+
+        Args:
+            prompt: The prefix; None for the default.
+
+        Raises:
+            RequestError: There is one, and the model's pooling leaves prompts out, which is not supported.
+        """
+        prefix = self.default if prompt is None else prompt
+        if prefix and self._unpooled:
+            raise RequestError(
+                f"found the prompt {prefix!r:.60}, which the model's pooling leaves out (include_prompt); expected none"
+            )
+        return prefix
 
     def role(self, name: str) -> str:
         """Returns the prefix of a role.

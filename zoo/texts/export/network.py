@@ -16,6 +16,7 @@ from zoo.texts.models.config import ModelConfig
 from zoo.training.onnx_builder import Writer
 
 HIDDEN = "hidden"
+END = 1 << 30  # of a slice up to the last index
 INT64, FLOAT, BOOL = ir.DataType.INT64, ir.DataType.FLOAT, ir.DataType.BOOL
 
 
@@ -274,9 +275,32 @@ class NetworkWriter(Writer):
         if config.disentangled:
             self.cached["index"] = position_index(self, config, ids, self._distance(ids))
         rotations = {local: self.rotations(ids, local) for local in sorted(set(kinds))}
+        embedded = x
         for i, local in enumerate(kinds):
             x = self.encoder_layer(x, i, biases[local], rotations[local])
+            if config.convolution and not i:
+                x = self.norm(self.add("Add", [x, self.convolve(embedded, mask)], "convolved"), "convolution_norm")
         return decode(self, ids, x, biases[False], HIDDEN) if config.decoder else x
+
+    def convolve(self, x: ir.Value, mask: ir.Value) -> ir.Value:
+        """Appends a convolution over tokens and its activation, as a linear layer of several tokens side by side.
+
+        Args:
+            x: Embeddings, float32 [batch, tokens, width].
+            mask: Attention mask; other tokens are zeros.
+
+        Returns:
+            Output, float32 [batch, tokens, width].
+        """
+        count = self.config.convolution
+        attended = self.add("Cast", [mask], "convolution.mask", to=FLOAT)
+        attended = self.add("Unsqueeze", [attended, self.constant("index.2", [2])], "convolution.attended")
+        x = self.add("Mul", [x, attended], "convolution.tokens")
+        edge = count // 2
+        x = self.add("Pad", [x, self.constant("convolution.edges", [0, edge, 0, 0, edge, 0])], "convolution.padded")
+        end = [self.slice(x, f"convolution.{i}", i, i + 1 - count or END, axis=1) for i in range(count)]
+        x = self.add("Concat", end, "convolution.joined", axis=-1)
+        return self.activate(self.linear(x, "convolution"), "convolution")
 
     def embed(self, ids: ir.Value, types: ir.Value | None) -> ir.Value:
         """Appends the sum of token, position and type embeddings, and their norm: float32 [batch, tokens, width].

@@ -261,6 +261,8 @@ def read_features(
     }
     if static and (token := static_embeddings.left_out(static)):
         features["left_out"] = token
+    if not head and sentence_modules.leaves_prompts_out(path, modules):
+        features["unpooled_prompts"] = True
     if head:
         features |= head.features(path, _network_folder(path), config)
     if "template" not in features and tokenizer_files.padding_end(_network_folder(path), config, model_config):

@@ -189,15 +189,31 @@ def truncate_dim(settings: Mapping[str, Any]) -> int:
     return size or 0
 
 
-def _pooling(path: Path, modules: list[tuple[str, str]], option: str, has_prompts: bool) -> str:
-    """Returns the pooling of the folder, or that of the option."""
+def _pooling_config(path: Path, modules: list[tuple[str, str]]) -> tuple[str, dict[str, Any]]:
+    """Returns folder and config.json of the pooling that makes the embedding."""
     folder = folder_of(modules, "Pooling") or "1_Pooling"
     config = read_object(path / folder / CONFIG)
     for kind, other in modules:  # of several the last one makes the embedding, unless it makes something else
         content = read_object(path / other / CONFIG) if kind == "Pooling" else {}
         if content and content.get("output_key", SENTENCE) == SENTENCE:
             folder, config = other, content
-    if has_prompts and config.get("include_prompt") is False:
+    return folder, config
+
+
+def leaves_prompts_out(path: Path, modules: list[tuple[str, str]]) -> bool:
+    """Returns whether the tokens of prompts are not pooled (`include_prompt`).
+
+    Args:
+        path: Folder of the model.
+        modules: Its modules.
+    """
+    return _pooling_config(path, modules)[1].get("include_prompt") is False
+
+
+def _pooling(path: Path, modules: list[tuple[str, str]], option: str, has_prompts: bool) -> str:
+    """Returns the pooling of the folder, or that of the option."""
+    folder, config = _pooling_config(path, modules)
+    if has_prompts and leaves_prompts_out(path, modules):
         raise RequestError(
             f"its pooling leaves prompts out (include_prompt in {folder}/{CONFIG}), and it has prompts ({SETTINGS}); "
             "expected a pooling of all tokens, or no prompts"
@@ -272,6 +288,8 @@ def write_modules(
     (folder / "1_Pooling").mkdir(parents=True, exist_ok=True)
     pooling: dict[str, Any] = {"word_embedding_dimension": config.width}
     pooling |= {f"pooling_mode_{key}": mode in config.poolings for key, mode in POOLING_MODES.items()}
+    if features.get("unpooled_prompts"):
+        pooling["include_prompt"] = False
     if len(config.poolings) > 1:  # in their order
         pooling["pooling_mode"] = [NEWER.get(mode, mode) for mode in config.poolings]
     write_json(folder / "1_Pooling" / CONFIG, pooling)

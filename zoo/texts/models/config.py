@@ -188,6 +188,8 @@ class ModelConfig:
         norm: Norms.
         rotary: Rotary positions, or None.
         disentangled: Disentangled attention, or None.
+        convolution: Tokens of a convolution over the embeddings, which is added to the output of the first layer
+            (DeBERTa-v2 XL); 0: none.
         bucket_distance: Distance of two tokens from which on relative positions share a bucket.
         alibi: Whether attention has a bias that falls linearly with the distance (Press et al. 2022, "ALiBi").
         adapter: Low-rank adapter of a task, or None.
@@ -231,6 +233,7 @@ class ModelConfig:
     norm: Norm = Norm()
     rotary: Rotary | None = None
     disentangled: Disentangled | None = None
+    convolution: int = 0
     bucket_distance: int = 128
     alibi: bool = False
     adapter: Adapter | None = None
@@ -265,6 +268,7 @@ class ModelConfig:
                 "first_position",
                 "buckets",
                 "bucket_distance",
+                "convolution",
                 "labels",
                 "embedding",
                 "distinct_layers",
@@ -318,6 +322,11 @@ class ModelConfig:
             )
         if not all(type(i) is int and 0 <= i < self.layers for i in self.attention.local):
             raise RequestError(f"a network of {self.layers} layers has local ones {self.attention.local}")
+        if self.convolution and (self.convolution % 2 == 0 or self.layers < 2):
+            raise RequestError(
+                f"a network of {self.layers} layers has a convolution over {self.convolution} tokens; expected an odd "
+                "number of tokens, and two layers or more"
+            )
         if self.distinct_layers > self.layers:
             raise RequestError(f"a network of {self.layers} layers cannot repeat {self.distinct_layers} of them")
         for dense in self.dense:

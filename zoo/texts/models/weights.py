@@ -8,6 +8,7 @@
     layers.N: position_key, position_query: of relative positions (DeBERTa)
     decoder_position, decoder_embedding_norm; decoder.N: the same as of layers.N, and of the attention to the encoder:
         cross.query, cross.key, cross.value, cross.output, cross_norm (BART)
+    convolution: of the embeddings, [outputs, inputs, tokens]; convolution_norm: of the first layer's output and it
     final_norm; relative: bias of relative positions (MPNet, T5), or their rows with relative_norm (DeBERTa)
     dense, classifier: head of a cross-encoder; dense.N: layers after the pooling
 
@@ -73,6 +74,9 @@ def shapes(config: ModelConfig, head: Head | None = None) -> dict[str, tuple[int
                 if i or norm.first or name != "attention_norm":
                     yield f"layers.{i}.{name}", (width,), has_bias
             yield from ((f"layers.{i}.{name}", (span,), not size) for name, span in inner_norms.items())
+        if config.convolution:
+            yield "convolution_norm", (width,), has_bias
+            yield "convolution", (width, width, config.convolution), True
         if config.decoder:
             yield "decoder_position", (config.positions, columns), False
             yield "decoder_embedding_norm", (columns,), has_bias

@@ -130,3 +130,11 @@ def test_embeddings_are_truncated_as_sentence_transformers_does(tmp_path, listed
     expected = text_networks.unit(expected) if option else expected
     assert vectors.shape == (len(TEXTS), 8)
     assert np.abs(vectors - expected).max() < 1e-5
+
+
+def test_prompts_that_are_not_pooled_are_refused(tmp_path):
+    embeddings(tmp_path, [("Pooling", {"pooling_mode": "mean", "include_prompt": False})])
+    opened = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime")
+    assert (opened.encode(TEXTS, prompt="") == opened.encode(TEXTS)).all()
+    with pytest.raises(RequestError, match="found the prompt 'query: ', which the model's pooling leaves out"):
+        opened.encode(TEXTS, prompt="query: ")

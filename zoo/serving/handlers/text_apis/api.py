@@ -145,7 +145,7 @@ class TextApi(abc.ABC):
             ContentTooLarge: There are more than `MAX_TEXTS` samples, or the texts are too long.
             RequestError: A text is too long and may not be truncated, or token ids are not of this model.
         """
-        prefix = self.pipeline.prompt if prompt is None else prompt
+        prefix = self.pipeline.prompts.prefix(prompt)
         require_limits(samples, job, prefix)
         most = self.pipeline.tokenizer.require_length(max_length, self.pipeline.TEXTS_PER_ROW > 1)
         texts: list[Any] = [

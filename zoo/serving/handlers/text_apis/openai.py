@@ -94,7 +94,7 @@ class Embeddings(EmbeddingApi):
         if len(texts) < len(samples):
             raise RequestError("found tokens as input and chunk, expected texts")
         limits.UNTRUNCATED.require(sum(map(len, texts)), job.received_bytes)
-        prefix = self.pipeline.prompt if prompt is None else prompt
+        prefix = self.pipeline.prompts.prefix(prompt)
         return divide(self.pipeline.tokenizer, texts, Chunking(size, stride or 0), prefix, MAX_TEXTS)
 
     def encode(self, context: EmbeddingRequest, outputs: Batch) -> bytes:

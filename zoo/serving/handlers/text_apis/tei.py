@@ -324,7 +324,7 @@ class Tokenize(TeiApi):
         require_limits(texts, job)
         limits.UNTRUNCATED.require(sum(map(len, texts)), job.received_bytes)
         prompt, special = self.named_prompt(fields), fields.flag("add_special_tokens", True)
-        prefix = self.pipeline.prompt if prompt is None else prompt
+        prefix = self.pipeline.prompts.prefix(prompt)
         most = MAX_CHARACTERS * self.pipeline.max_length
         if longer := next((text for text in texts if len(text) > most), None):
             raise RequestError(f"`inputs` must have less than {most} characters. Given: {len(longer)}")

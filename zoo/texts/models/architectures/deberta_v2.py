@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from pipelines.core.errors import RequestError
 from zoo.texts.models.architectures import bert
-from zoo.texts.models.architectures.base import Architecture, ConfigFile
+from zoo.texts.models.architectures.base import Architecture, ConfigFile, Floats
 from zoo.texts.models.config import Attention, Disentangled, ModelConfig
 
 TO_POSITION, TO_CONTENT = "c2p", "p2c"
@@ -26,8 +28,11 @@ def read_deberta(file: ConfigFile, kind: str = "deberta_v2", **fields: Any) -> M
         RequestError: A setting is not supported.
     """
     width, heads = file.get("hidden_size", default=1536), file.get("num_attention_heads", default=24)
+    if convolution := file.get("conv_kernel_size", default=0):
+        file.require("conv_groups", 1)
+        if (activation := file.get("conv_act", default="tanh")) != file.get("hidden_act", default="gelu"):
+            raise RequestError(f"its conv_act is {activation!r:.60}; expected that of its layers, hidden_act")
     for key, expected in (
-        ("conv_kernel_size", 0),
         ("embedding_size", width),
         ("attention_head_size", width // heads),
         ("pooler_hidden_size", width),
@@ -61,11 +66,26 @@ def read_deberta(file: ConfigFile, kind: str = "deberta_v2", **fields: Any) -> M
         absolute=bool(file.get("position_biased_input", default=True)),
         attention=Attention(scale=(parts * (width // heads)) ** 0.5 if parts > 1 else 0.0),
         disentangled=disentangled,
+        convolution=convolution,
         **fields,
     )
 
 
-NAMES = {**bert.NAMES, "relative": "encoder.rel_embeddings", "relative_norm": "encoder.LayerNorm"}
+def _flatten(config: ModelConfig, weights: dict[str, Floats], tensors: Mapping[str, Floats], prefix: str) -> list[str]:
+    """Makes the convolution a linear layer of several tokens side by side."""
+    if config.convolution:
+        kernel = weights["convolution.weight"]
+        weights["convolution.weight"] = kernel.transpose(0, 2, 1).reshape(len(kernel), -1)
+    return []
+
+
+NAMES = {
+    **bert.NAMES,
+    "relative": "encoder.rel_embeddings",
+    "relative_norm": "encoder.LayerNorm",
+    "convolution": "encoder.conv.conv",
+    "convolution_norm": "encoder.conv.LayerNorm",
+}
 PARTS = {
     **bert.PARTS,
     "query": "attention.self.query_proj",
@@ -75,4 +95,6 @@ PARTS = {
     "position_query": "attention.self.pos_query_proj",
 }
 HEAD = {"dense": "pooler.dense", "classifier": "classifier"}
-ARCHITECTURE = Architecture("deberta_v2", ("deberta-v2",), read_deberta, NAMES, bert.LAYER, PARTS, HEAD, "gelu")
+ARCHITECTURE = Architecture(
+    "deberta_v2", ("deberta-v2",), read_deberta, NAMES, bert.LAYER, PARTS, HEAD, "gelu", adapt=_flatten
+)
