@@ -218,7 +218,7 @@ def read_features(
         named = f"found {name}: " if (name := _architecture(config)) else ""
         raise RequestError(f"{named}{kind} has unsupported parts; known are {', '.join(MODEL_TYPES)}")
     if head is None:
-        _require_encoder(path, config)
+        _require_encoder(path, config, pooling)
     elif (name := _architecture(config)) and not name.endswith(head.ENDS):
         raise RequestError(f"found {name}, expected {' or '.join(f'...{end}' for end in head.ENDS)} for a {head.TITLE}")
     architecture = architecture_of(config)
@@ -302,12 +302,19 @@ def _network_folder(path: Path) -> Path:
     return network if (network / CONFIG).is_file() else path
 
 
-def _require_encoder(path: Path, config: Mapping[str, Any]) -> None:
-    """Raises RequestError for a network with another head; with `MODULES` the head is not used."""
+def _require_encoder(path: Path, config: Mapping[str, Any], pooling: str) -> None:
+    """Raises RequestError for a network with another head; with `MODULES` the head is not used.
+
+    Unknown architectures with a named pooling are read by their model_type, as AutoModel of transformers reads them.
+    """
     name = _architecture(config)
     if not name or (path / MODULES).is_file() or _is_encoder(name):
         return
     what = next((text for end, text in HEADS.items() if name.endswith(end)), "the architecture is not supported")
+    if not config.get("auto_map") and not name.endswith(tuple(HEADS)):
+        if pooling:
+            return
+        what += f"; --pooling reads it as {config['model_type']}"
     raise RequestError(f"found {name}, expected an encoder, or one with a head that zoo import --help lists: {what}")
 
 

@@ -25,9 +25,9 @@ def folder(tmp_path):
     return tmp_path / "theirs"
 
 
-def check(folder, model, pooling="mean", normalize=True, labels=0):
-    """The imported folder computes what its model does."""
-    zoo.import_model(folder, folder.parent / "ours")
+def check(folder, model, pooling="mean", normalize=True, labels=0, pooled=""):
+    """The imported folder computes what its model does. pooled: option --pooling of the import."""
+    zoo.import_model(folder, folder.parent / "ours", **({"pooling": pooled} if pooled else {}))
     texts = PAIRS if labels else TEXTS
     opened = zoo.pipeline(folder.parent / "ours", "fp32", "onnxruntime")
     outputs = opened.compute_texts(texts if labels else [(text,) for text in texts])
@@ -123,7 +123,7 @@ def test_keys_that_a_configuration_leaves_out_have_the_defaults_of_transformers(
     ("name", "what"),
     [
         ("BertLMHeadModel", "it generates text"),
-        ("BertOfSomeone", "the architecture is not supported"),
+        ("BertForMultipleChoice", "it chooses among answers"),
     ],
 )
 def test_networks_with_other_heads_are_named(folder, name, what):
@@ -136,6 +136,20 @@ def test_networks_with_other_heads_are_named(folder, name, what):
         with pytest.raises(RequestError, match=f"found {name}, expected an encoder, or one with a head .*: {what}"):
             zoo.import_model(folder, folder.parent / "ours", **options)
     assert not (folder.parent / "ours").exists()
+
+
+def test_an_unknown_architecture_is_read_by_its_model_type_for_a_named_pooling(folder):
+    """As AutoModel does, such as Contriever."""
+    model = text_models.write(folder)
+    shutil.rmtree(folder / "1_Pooling")
+    (folder / "modules.json").unlink()
+    change(folder / "config.json", architectures=["Contriever"])
+    with pytest.raises(RequestError, match="found Contriever, .*; --pooling reads it as bert"):
+        zoo.import_model(folder, folder.parent / "ours")
+    check(folder, model, normalize=False, pooled="mean")
+    change(folder / "config.json", auto_map={"AutoModel": "modeling.Contriever"})
+    with pytest.raises(RequestError, match="found Contriever, .*: the architecture is not supported$"):
+        zoo.import_model(folder, folder.parent / "other", pooling="mean")
 
 
 def change(path, **values):
