@@ -20,10 +20,10 @@ from pipelines.kernels.images.mapping.functions import FUNCTIONS
 from pipelines.kernels.images.mapping.fuse import fused
 from pipelines.kernels.images.mapping.independence import independent
 from pipelines.kernels.images.mapping.layers import Layers
-from pipelines.kernels.images.mapping.orders.views import ORDERS, ROWS, View
+from pipelines.kernels.images.mapping.orders.views import ORDERS, ROWS, SPATIAL, View
 from pipelines.kernels.images.mapping.qdq import data_input, refused
 from pipelines.kernels.images.mapping.remainder import FloatRemainder
-from pipelines.kernels.images.mapping.walk import Bytes, Input, Pending
+from pipelines.kernels.images.mapping.walk import Bytes, Input, Pending, layout_of
 from pipelines.kernels.images.program import ENDINGS, SELECTION, ImageProgram, ValuePart
 from pipelines.kernels.images.steps import Convolution, Dequantize, FloatConvolution, Shape
 from pipelines.rewrites.driver import rewrite
@@ -184,10 +184,28 @@ class ImageMapping(Layers):
                     self._viewed(node, error)
                 elif node.op_type in ROWS and is_mapped:
                     self._in_rows(node)
+                elif node.op_type in SPATIAL and is_mapped:
+                    self._in_images(node)
                 elif not self._by_elements(node, always=True):
                     raise
             except RequestError:
                 raise error from None
+
+    def _in_images(self, node: ir.Node) -> None:
+        """Maps an operator on images [n, C, H, W] of a value whose last axis holds channels, such as a row of them."""
+        value = data_input(node)
+        mapped = self.values[value]
+        if not isinstance(mapped, Bytes | Pending) or layout_of(mapped) != (True, False, False):
+            raise refused(node, "has no native form")
+        view = self._view_of(node, value)
+        assert isinstance(view, View)
+        self.views[value] = view
+        try:
+            self._gather_view(node, value, view, False)
+            self._by_rule(node)
+        finally:
+            self.views.pop(value, None)
+            self.values[value] = mapped
 
     def _check_ranks(self, node: ir.Node) -> None:
         """Refuses what moves the axis of samples: values of different ranks, and constants of more axes."""

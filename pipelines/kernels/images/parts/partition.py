@@ -47,7 +47,7 @@ def partition(model: ir.Model, reason: RequestError) -> Partition[ImageProgram]:
         The parts.
 
     Raises:
-        RequestError: `reason`, if no regions of enough work can be mapped.
+        RequestError: `reason`, or the operator without a native form, if no regions of enough work can be mapped.
     """
     inputs = []
     for value in model.graph.inputs:
@@ -55,10 +55,12 @@ def partition(model: ir.Model, reason: RequestError) -> Partition[ImageProgram]:
         if not shape or None in shape[1:] or value.dtype is None:
             raise reason
         inputs.append((str(value.name), value.dtype.numpy().name, tuple(size or 0 for size in shape[1:])))
-    numeric = all(dtype in ("float32", "uint8") for _, dtype, _ in inputs)
-    parts = _Division(model, reason).parts() if numeric or any(len(shape) == 3 for *_, shape in inputs) else []
-    if not parts:
+    images = [shape for _, _, shape in inputs if len(shape) == 3]
+    if not images and not all(dtype in ("float32", "uint8") for _, dtype, _ in inputs):
         raise reason
+    division = _Division(model, reason)
+    if not (parts := division.parts()):
+        raise reason if images else division.refused or reason  # that it reads no image is no reason
     batch = (query.dimensions(model.graph.inputs[0]) or [None])[0]
     outputs = tuple(str(value.name) for value in model.graph.outputs)
     return Partition(tuple(inputs), outputs, batch or 0, tuple(parts), str(reason))
@@ -86,6 +88,7 @@ class _Division:
             for producer in {self._made[value] for value in query.values_read(node) if value in self._made}:
                 self._readers[producer].append(node)
         self._foreign = {node for node in self._nodes if not all(map(is_data, node.outputs))}
+        self.refused: RequestError | None = None  # why the first operator without a native form has none
         self._regions: dict[tuple[object, ...], ImageProgram] = {}
 
     def _shape(self, value: ir.Value) -> tuple[int, ...]:
@@ -98,6 +101,7 @@ class _Division:
         except RequestError:
             return []
         self._add_foreign(failed)
+        self.refused = next(iter(failed.values()), None)
         for _ in range(ROUNDS):
             ranks = self._ranks()
             regions = self._natives(ranks)

@@ -233,6 +233,14 @@ def test_bytes_are_handed_over_as_floats(tmp_path: Path) -> None:
         np.testing.assert_allclose(outputs[name], array, atol=0.2)
 
 
+def test_a_series_without_a_native_region_is_refused_by_its_operator(tmp_path: Path) -> None:
+    g = Graph()
+    out = g.add("Elu", [g.layer("Gemm", g.quantize("image", 0.02, 120), (4, 5), 0.02, transB=1)])
+    out = g.layer("Gemm", g.quantize(out, 0.1, 120), (3, 4), 0.1, transB=1)
+    g.ranks = {out: 2}
+    assert "(Elu)" in images.form(g.save(tmp_path / "m.onnx", [5], out))["reason"]
+
+
 def test_series_and_rows_of_numbers_are_native_whole(tmp_path: Path) -> None:
     """Layers of one dimension as `LiftRows` writes them, and fully connected ones of an input of two axes."""
     g = Graph()

@@ -482,3 +482,17 @@ def test_attention_of_any_values(form: str, tmp_path: Path) -> None:
     kinds = whole(g.save(tmp_path / "m.onnx", [3, 16, 16], head(g, x, [1]), opset=20), g)
     assert kinds.count(Attention) == 1
     assert (Concatenation in kinds) == (form == "normalized")
+
+
+def test_a_convolution_over_channels(tmp_path: Path) -> None:
+    """ECA: channels of one pixel as a row, of which neighbours are weighed."""
+    g = Graph()
+    x = g.quantize(
+        g.layer("Conv", g.quantize("image", 0.02, 120), (CHANNELS, 3, 2, 2), 0.02, strides=[2, 2]), 0.03, 120
+    )
+    mean = g.quantize(g.add("GlobalAveragePool", [x]), 0.02, 128)
+    row = g.add("Reshape", [mean, g.constant(np.array([-1, 1, 1, CHANNELS]))])
+    gate = g.add("Sigmoid", [g.quantize(g.layer("Conv", row, (1, 1, 1, 3), 0.02, pads=[0, 1, 0, 1]), 0.02, 128)])
+    gate = g.add("Reshape", [gate, g.constant(np.array([-1, CHANNELS, 1, 1]))])
+    y = g.quantize(g.add("Mul", [x, gate]), 0.02, 128)
+    check(g, g.save(tmp_path / "m.onnx", [3, 16, 16], g.layer("Conv", y, (4, CHANNELS, 1, 1), 0.02)))
