@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN = $(VENV)/bin
 CONSTRAINTS := scripts/constraints.txt
-# in the environment, and by its two names there, so that it also holds for what the native kernels are built with
-INSTALL = PIP_CONSTRAINT=$(CONSTRAINTS) PIP_BUILD_CONSTRAINT=$(CONSTRAINTS) $(BIN)/python -m pip install --quiet
+# in the environment, and by its two names there, so that it also holds for what the native kernels are built with;
+# of 25,000 modules those that are imported are compiled then
+INSTALL = PIP_CONSTRAINT=$(CONSTRAINTS) PIP_BUILD_CONSTRAINT=$(CONSTRAINTS) $(BIN)/python -m pip install --quiet --no-compile
 # what an installed copy is built from; Python files are used where they lie
 BUILT := pyproject.toml $(CONSTRAINTS) pipelines/kernels/CMakeLists.txt $(shell find pipelines/kernels -name '*.cpp' -o -name '*.h')
 # the checks of a file that a person wrote; generated folders stay out

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -10,9 +11,32 @@ import pytest
 from helpers.rewriting import model, run
 from helpers.sample_files import TEXT
 
+from pipelines.engines import stock
+from pipelines.engines.openvino.session import OpenVinoSession
 from pipelines.graph import io
 
 ROOT = Path(__file__).resolve().parents[2]
+# folders of tests of small models that OpenVINO takes longer to compile than they take to be made
+WITHOUT_OPENVINO = (
+    *("distributed", "recommenders/models", "recommenders/training", "serving", "texts"),
+    *("translation/importers", "translation/search", "translation/training", "vision/training"),
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def without_openvino(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Models run in ONNX Runtime and the native kernels alone in `WITHOUT_OPENVINO`."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = request.path.parent.relative_to(Path(__file__).parent).as_posix()
+        if folder.startswith(WITHOUT_OPENVINO):
+            patch.delitem(stock.STOCK, "openvino")
+        yield
+
+
+@pytest.fixture
+def openvino(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenVINO in a test whose folder runs without it."""
+    monkeypatch.setitem(stock.STOCK, "openvino", OpenVinoSession)
 
 
 @pytest.fixture(scope="session")

@@ -2,29 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from helpers.criteo_logs import write_synthetic
 
 from pipelines.core import machine
-from pipelines.engines import stock
-from pipelines.engines.openvino.session import OpenVinoSession
-
-
-@pytest.fixture(autouse=True, scope="module")
-def without_openvino(request):
-    """Trained models run in ONNX Runtime and the native kernels: OpenVINO takes longer to compile small graphs than they train."""
-    with pytest.MonkeyPatch.context() as patch:
-        if request.path.is_relative_to(Path(__file__).parent / "training"):
-            patch.delitem(stock.STOCK, "openvino")
-        yield
-
-
-@pytest.fixture
-def openvino(monkeypatch):
-    """OpenVINO in a test whose file runs without it."""
-    monkeypatch.setitem(stock.STOCK, "openvino", OpenVinoSession)
 
 
 @pytest.fixture

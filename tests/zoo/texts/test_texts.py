@@ -1,5 +1,6 @@
 """Encoders of texts from an imported folder to files of vectors and scores, on tiny random models."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pyarrow.parquet as parquet
 import torch
 from helpers import text_models
 from helpers.text_models import TEXTS
+from helpers.tiers import one_in
 
 import zoo
 from pipelines.core.errors import RequestError
@@ -91,6 +93,7 @@ def test_bfloat16_is_read_where_nothing_else_has_registered_it(tmp_path):
     subprocess.run([sys.executable, "-c", code, str(folder / "model.safetensors")], check=True)
 
 
+@pytest.mark.usefixtures("openvino")
 def test_int8_is_near_fp32_in_every_engine(encoder):
     fp32 = zoo.pipeline(encoder, "fp32").compute_texts([(text,) for text in TEXTS])
     for engine in ("native", "onnxruntime", "openvino"):
@@ -118,8 +121,7 @@ def test_native_code_far_from_int8_in_onnxruntime_is_compared_with_the_float_mod
     assert opened.engine == ("onnxruntime" if "rewritten.onnx" in wrong else "native")
 
 
-@pytest.mark.parametrize("labels", [1, 2])
-@pytest.mark.parametrize("kind", text_models.CONFIGS)
+@pytest.mark.parametrize(("kind", "labels"), one_in(3, itertools.product(text_models.CONFIGS, (1, 2))))
 def test_a_calibrated_reranker_of_any_kind_runs_natively(tmp_path, kind, labels):
     folder, _ = folder_of(tmp_path, kind=kind, labels=labels)
     zoo.import_model(folder, tmp_path / "ours", format="cross-encoder")

@@ -14,6 +14,7 @@ import onnx_ir as ir
 import pytest
 from helpers.clicks_folded import ROWS, feeds, needs_kernels, one_line
 from helpers.rewriting import EXACT
+from helpers.tiers import one_in
 
 import zoo
 from pipelines.analysis.benchmark import Configuration, benchmark
@@ -53,23 +54,29 @@ def rows(shipped, tmp_path_factory):
 
 
 @needs_kernels
-def test_a_damaged_build_is_made_anew(shipped, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    one_in(
+        3,
+        [
+            (f"{NATIVE}.data", lambda content: content[:-1] + bytes([content[-1] ^ 1])),
+            (f"{NATIVE}.data", None),
+            (NATIVE, lambda content: content[:-1]),
+        ],
+    ),
+)
+def test_a_damaged_build_is_made_anew(shipped, tmp_path, name, damage):
     path = tmp_path / "model"
     shutil.copytree(shipped.path, path)
     mine = replace(shipped, path=path)
     made = {name: (path / name).read_bytes() for name in (NATIVE, f"{NATIVE}.data")}
     assert build(mine, until=NATIVE)[NATIVE] == "kept"
-    for name, damage in (
-        (NATIVE, lambda content: content[:-1]),
-        (f"{NATIVE}.data", lambda content: content[:-1] + bytes([content[-1] ^ 1])),
-        (f"{NATIVE}.data", None),
-    ):
-        if damage is None:
-            (path / name).unlink()
-        else:
-            (path / name).write_bytes(damage(made[name]))
-        mine.ensure(NATIVE)
-        assert {name: (path / name).read_bytes() for name in made} == made
+    if damage is None:
+        (path / name).unlink()
+    else:
+        (path / name).write_bytes(damage(made[name]))
+    mine.ensure(NATIVE)
+    assert {name: (path / name).read_bytes() for name in made} == made
 
 
 @needs_kernels

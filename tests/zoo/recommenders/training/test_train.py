@@ -117,7 +117,7 @@ def test_gates_and_heads_are_restored_from_what_is_exported():
     torch.testing.assert_close(restored["x.weight"], heads.weight.detach())
 
 
-KINDS = ("wide-deep", "dcn-v2", "autoint")  # OpenVINO compiles the others longer, and they are near these
+KINDS = ("wide-deep", "autoint")  # OpenVINO compiles the others longer, and they are near these
 OTHERS = [pytest.param(family, "openvino", marks=[] if family in KINDS else pytest.mark.slow) for family in FAMILIES]
 
 

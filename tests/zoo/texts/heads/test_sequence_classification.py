@@ -136,6 +136,7 @@ def classifier(tmp_path_factory):
     return folder, theirs
 
 
+@pytest.mark.usefixtures("openvino")
 def test_int8_runs_in_every_engine(classifier):
     folder, _ = classifier
     exact = zoo.pipeline(folder, "fp32")(text_models.TEXTS, top_k=None)

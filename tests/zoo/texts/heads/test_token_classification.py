@@ -138,6 +138,7 @@ def test_options_out_of_range_are_refused(tmp_path):
     assert ours(["the cat", " "], on_error="skip")[1] == {"error": "is empty"}
 
 
+@pytest.mark.usefixtures("openvino")
 def test_a_text_has_the_same_entities_alone_and_in_a_batch(tmp_path):
     folder, _ = imported(tmp_path)
     (tmp_path / "texts.txt").write_text("\n".join(text_models.TEXTS * 30))

@@ -1,5 +1,6 @@
 """Folders of sentence-transformers and transformers as they lie in public repositories."""
 
+import itertools
 import json
 import shutil
 
@@ -11,6 +12,7 @@ pytest.importorskip("transformers", reason="the originals are its models")
 
 from helpers import text_models  # noqa: E402
 from helpers.text_models import PAIRS, TEXTS  # noqa: E402
+from helpers.tiers import one_in  # noqa: E402
 from huggingface_hub.utils import filter_repo_objects  # noqa: E402
 
 import zoo  # noqa: E402
@@ -35,8 +37,7 @@ def check(folder, model, pooling="mean", normalize=True, labels=0, pooled=""):
     assert np.abs(outputs - wanted).max() < 1e-5 * max(np.abs(wanted).max(), 1)
 
 
-@pytest.mark.parametrize("kind", text_models.MORE_CONFIGS)
-@pytest.mark.parametrize("labels", [0, 1])
+@pytest.mark.parametrize(("kind", "labels"), one_in(3, itertools.product(text_models.MORE_CONFIGS, (0, 1))))
 def test_networks_of_the_shape_of_bert_are_imported(folder, kind, labels):
     check(folder, text_models.write(folder, kind, labels), labels=labels)
     data = folder.parent / "data.tsv"

@@ -14,6 +14,7 @@ pytest.importorskip("transformers", reason="the originals are its models")
 
 from helpers import text_models, text_networks  # noqa: E402
 from helpers.text_networks import CONFIGS, LONG, TEXTS  # noqa: E402
+from helpers.tiers import one_in  # noqa: E402
 
 import zoo  # noqa: E402
 from pipelines.core.errors import RequestError  # noqa: E402
@@ -61,9 +62,7 @@ def test_padding_on_either_side_changes_nothing(imported, kind):
             assert np.abs(session.run(None, feeds)[0] - alone).max() < 1e-5
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=[pytest.mark.slow] if i % 3 else []) for i, kind in enumerate(CONFIGS)]
-)
+@pytest.mark.parametrize("kind", one_in(5, CONFIGS))
 def test_int8_is_near_fp32(imported, tmp_path, kind):
     _, ours = imported(kind)
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS * 10))
@@ -166,33 +165,39 @@ LLAMA = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position
 
 @pytest.mark.parametrize(
     ("kind", "changes"),
-    [
-        ("modernbert", {"attention_bias": True, "mlp_bias": True, "norm_bias": True}),
-        ("modernbert", {"layer_types": SLIDING, "local_attention": 20}),
-        ("modernbert", {"rope_parameters": {"full_attention": ROPE, "sliding_attention": ROPE_LOCAL}}),
-        ("qwen3", {"use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1, "attention_bias": True}),
-        ("qwen3", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "hidden_act": "gelu"}),
-        ("qwen3", {"is_causal": False}),
-        ("qwen3", {"rope_scaling": YARN}),
-        ("qwen3", {"rope_scaling": {**YARN, "truncate": False, "beta_fast": 8, "attention_factor": 1.2}}),
-        ("qwen3", {"rope_scaling": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7}}),
-        ("eurobert", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, **LLAMA}}),
-        ("modernbert", {"rope_parameters": {"full_attention": {**ROPE, **YARN}, "sliding_attention": ROPE_LOCAL}}),
-        ("stella", {"auto_map": None}),
-        ("llama", {"model_type": "llama_bidirec", "auto_map": {"AutoModel": "m.LlamaBidirectionalModel"}}),
-        ("mistral", {"sliding_window": None, "head_dim": 16}),
-        ("gte", {"type_vocab_size": 0}),
-        ("gemma3", {"use_bidirectional_attention": False, "sliding_window": 40, "layer_types": None}),
-        ("gemma3", {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}),
-        ("albert", {"num_hidden_groups": 1, "embedding_size": 32}),
-        ("albert", {"num_hidden_groups": 3}),
-        ("deberta-v3", {"share_att_key": False, "norm_rel_ebd": "none", "pos_att_type": "c2p|p2c"}),
-        ("deberta-v3", {"pos_att_type": ["p2c"], "position_biased_input": True, "type_vocab_size": 2}),
-        ("deberta-v3", {"pos_att_type": ["c2p"], "position_buckets": -1, "max_relative_positions": 64}),
-        ("deberta-v3", {"relative_attention": False, "position_biased_input": True}),
-        ("t5", {"feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu_new", "is_gated_act": True}),
-        ("t5", {"relative_attention_num_buckets": 16, "relative_attention_max_distance": 40}),
-    ],
+    one_in(
+        2,
+        [
+            ("modernbert", {"attention_bias": True, "mlp_bias": True, "norm_bias": True}),
+            ("modernbert", {"layer_types": SLIDING, "local_attention": 20}),
+            ("modernbert", {"rope_parameters": {"full_attention": ROPE, "sliding_attention": ROPE_LOCAL}}),
+            (
+                "qwen3",
+                {"use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1, "attention_bias": True},
+            ),
+            ("qwen3", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "hidden_act": "gelu"}),
+            ("qwen3", {"is_causal": False}),
+            ("qwen3", {"rope_scaling": YARN}),
+            ("qwen3", {"rope_scaling": {**YARN, "truncate": False, "beta_fast": 8, "attention_factor": 1.2}}),
+            ("qwen3", {"rope_scaling": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7}}),
+            ("eurobert", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, **LLAMA}}),
+            ("modernbert", {"rope_parameters": {"full_attention": {**ROPE, **YARN}, "sliding_attention": ROPE_LOCAL}}),
+            ("stella", {"auto_map": None}),
+            ("llama", {"model_type": "llama_bidirec", "auto_map": {"AutoModel": "m.LlamaBidirectionalModel"}}),
+            ("mistral", {"sliding_window": None, "head_dim": 16}),
+            ("gte", {"type_vocab_size": 0}),
+            ("gemma3", {"use_bidirectional_attention": False, "sliding_window": 40, "layer_types": None}),
+            ("gemma3", {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}),
+            ("albert", {"num_hidden_groups": 1, "embedding_size": 32}),
+            ("albert", {"num_hidden_groups": 3}),
+            ("deberta-v3", {"share_att_key": False, "norm_rel_ebd": "none", "pos_att_type": "c2p|p2c"}),
+            ("deberta-v3", {"pos_att_type": ["p2c"], "position_biased_input": True, "type_vocab_size": 2}),
+            ("deberta-v3", {"pos_att_type": ["c2p"], "position_buckets": -1, "max_relative_positions": 64}),
+            ("deberta-v3", {"relative_attention": False, "position_biased_input": True}),
+            ("t5", {"feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu_new", "is_gated_act": True}),
+            ("t5", {"relative_attention_num_buckets": 16, "relative_attention_max_distance": 40}),
+        ],
+    ),
 )
 def test_other_settings_of_an_architecture(tmp_path, kind, changes):
     network = text_networks.write(tmp_path / "theirs", {**CONFIGS[kind], **changes})

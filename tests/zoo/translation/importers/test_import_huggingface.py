@@ -225,7 +225,7 @@ def test_tokens_of_fsmt_are_translated_without_the_words_of_moses(originals, mon
     [
         ("relu", "native"),
         ("gelu", "native"),
-        ("gelu_new", "native"),
+        pytest.param("gelu_new", "native", marks=pytest.mark.slow),
         pytest.param("gelu_pytorch_tanh", "native", marks=pytest.mark.slow),  # as gelu_new
         ("quick_gelu", "native"),
         pytest.param("silu", "native", marks=pytest.mark.slow),  # as swish of "marian"

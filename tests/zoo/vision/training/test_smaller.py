@@ -111,6 +111,7 @@ def test_interrupted_in_any_step_and_gone_on_it_leaves_the_same_bytes(smaller, s
         assert (tmp_path / "out" / name).read_bytes() == (smaller / name).read_bytes(), name
 
 
+@pytest.mark.slow  # as that of translations
 def test_a_speed_is_measured_on_this_machine(start, pictures, tmp_path):
     prune = {"kind": "prune", "goal": "1.001x", "layers": ["blocks.[34].*"]}
     path = strategy_file(tmp_path, epochs=1, strategies=[prune])
