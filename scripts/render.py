@@ -57,25 +57,6 @@ the machine, versions and commit of every report file. Quality and speed per mod
 
 ![Throughput of this project and of the fastest peer in five tasks, per CPU](speed.svg)
 """
-OWN_MODELS = """Models from PyPI packages, quantized by each tool's default command on the same samples, by
-`scripts/peers/quantization/own_models.py` ({source}).
-
-- SQNR: of all outputs against fp32 in ONNX Runtime, in dB. Shapes stay dynamic.
-- agreement: percentage of samples with the same class (largest value, or side of 0.5); see the mean cosine for other
-  outputs.
-- ms: one sample, files interleaved. OV computes float operators in float32, OV default in bfloat16 (on CPUs that have it).
-- s, peak MB: CPU time and memory of quantization, on one core.
-- Names ending in -shaped: networks of that shape with random weights (`scripts/peers/quantization/exported.py`).
-
-"""
-
-
-OPENINGS = """Opening a file, in new processes on one core: CPU milliseconds from the name of the file to the first result, without
-imports, and MB (10^6 bytes) of peak resident memory. OpenVINO compiles at every start, as by default. The native engine
-packs and validates a file at its first use on a machine (empty cache; with the child process that validates), which
-`zoo quantize` has done before on the machine that it runs on.
-
-"""
 SCANS = """Largest difference from ONNX Runtime at batch sizes from 1 to 128, relative to the power of the output (batch size in
 brackets), and the fallback form that OpenVINO needed, if any; by `scripts/peers/scan/scan.py` ({source}).
 
@@ -211,9 +192,9 @@ def own_models() -> str:
     kinds = "own-models", "detectors", "exported"
     for report, source in (pair for kind in kinds for pair in compared(kind)):
         filled = [row + [""] * (len(peers.COLUMNS) - len(row)) for row in peers.rows(report)]
-        parts.append(OWN_MODELS.format(source=source) + markdown.table(peers.COLUMNS, filled))
+        parts.append(peers.HEAD.format(source=source) + markdown.table(peers.COLUMNS, filled))
         if openings := peers.opening_rows(report):
-            parts.append(OPENINGS + markdown.table(peers.OPENING_COLUMNS, openings))
+            parts.append(peers.OPENING_HEAD + markdown.table(peers.OPENING_COLUMNS, openings))
     return section("Third-party ONNX models", parts)
 
 

@@ -238,6 +238,18 @@ def compare(
 
 # -------------------------------------------------------------------------------------------------------------- report
 
+HEAD = """Models from PyPI packages, quantized by each tool's default command on the same samples, by
+`scripts/peers/quantization/own_models.py` ({source}).
+
+- SQNR: of all outputs against fp32 in ONNX Runtime, in dB. Shapes stay dynamic.
+- agreement: percentage of samples with the same class (largest value, or side of 0.5); see the mean cosine for other
+  outputs.
+- ms: one sample, files interleaved. OV computes float operators in float32, OV default in bfloat16 (on CPUs that have
+  it).
+- s, peak MB: CPU time and memory of quantization, on one core.
+- Names ending in -shaped: networks of that shape with random weights (`scripts/peers/quantization/exported.py`).
+
+"""
 COLUMNS = (
     *("model", "setting", "SQNR ORT", "SQNR OV", "agreement", "cosine", "MB"),
     *("ORT ms", "OV ms", "OV default ms", "native ms", "s", "peak MB"),
@@ -271,6 +283,12 @@ def rows(report: Mapping[str, Any]) -> list[list[str]]:
     return table
 
 
+OPENING_HEAD = """Opening a file, in new processes on one core: CPU milliseconds from the name of the file to the first
+result, without imports, and MB (10^6 bytes) of peak resident memory. OpenVINO compiles at every start, as by default.
+The native engine packs and validates a file at its first use on a machine (empty cache; with the child process that
+validates), which `zoo quantize` has done before on the machine that it runs on.
+
+"""
 OPENING_COLUMNS = ("model", "setting", *("ORT", "OV", "OV default", "native", opening.EMPTY))
 
 
