@@ -63,6 +63,7 @@ class DefaultTexts:
         pipeline = folder.entry.pipeline()
         self.pairs = pipeline.TEXTS_PER_ROW == 2  # type: ignore[attr-defined]
         self.labels = 0 if pipeline.EMBEDS else self.config.labels  # type: ignore[attr-defined]
+        self.several = self.labels > 1 and features.get("function_to_apply") == "sigmoid"
         self._prompt, self._length = Prompts(features).default, int(features["max_length"])
         path, lower = folder.verify(tokenizer.FILE), bool(features.get("lower"))
         options: dict[str, Any] = {"pairs": self.pairs, "left_out": features.get("left_out", "")}
@@ -106,7 +107,7 @@ def judged(
     """
     reference_session.release()  # of the calibration
     texts = DefaultTexts(folder)
-    labels, pairs, judging = texts.labels, texts.pairs, texts.evaluation()
+    labels, several, pairs, judging = texts.labels, texts.several, texts.pairs, texts.evaluation()
     del texts  # a tokenizer takes 1 KB a token
     small, used = large_weights.used_rows(io.load(path), judging)
     machine.trim()
@@ -118,7 +119,7 @@ def judged(
     def measure(table: CalibrationTable) -> dict[str, Any]:
         quantizer = Quantizer(small, recipe)
         int8, _ = quantizer.quantize(replace(table, graph=io.digest(small)))
-        return {"texts": count, **quality(exact, _outputs(_native(int8), batches, pairs), labels)}
+        return {"texts": count, **quality(exact, _outputs(_native(int8), batches, pairs), labels, several)}
 
     result = measure(table)
     if not _is_low(result):
@@ -172,19 +173,20 @@ def _outputs(run: Run, batches: Sequence[Batch], pairs: bool) -> NDArray[Any]:
     return np.concatenate(rows)
 
 
-def quality(exact: NDArray[Any], int8: NDArray[Any], labels: int) -> dict[str, Any]:
+def quality(exact: NDArray[Any], int8: NDArray[Any], labels: int, several: bool = False) -> dict[str, Any]:
     """Compares outputs of int8 and float32.
 
     Args:
         exact: Outputs of float32, [n, width], or integers.
         int8: Outputs of int8, [n, width], or integers.
         labels: Number of scores; 0 for embeddings.
+        several: Whether a text has all labels of a probability above 0.5.
 
     Returns:
         For embeddings the cosines' {"mean", "minimum", "below_0.99": share}; for scores
         {"largest_change", "agreement"}: the largest change of a score before its activation; the share of texts or
-        tokens with the same highest score or, with one score, the share of successive texts in the same order. Of
-        integers, only the share of equal rows.
+        tokens with the same highest score (`several`: the same labels) or, with one score, the share of successive
+        texts in the same order. Of integers, only the share of equal rows.
     """
     if exact.dtype == np.int64:
         return {"agreement": round(float((exact == int8).all(axis=1).mean()), 5)}
@@ -196,7 +198,9 @@ def quality(exact: NDArray[Any], int8: NDArray[Any], labels: int) -> dict[str, A
             "minimum": round(float(cosines.min()), 5),
             f"below_{metrics.LOW}": round(float((cosines < metrics.LOW).mean()), 5),
         }
-    if labels > 1:
+    if several:
+        same = ((exact > 0) == (int8 > 0)).all(axis=1)
+    elif labels > 1:
         same = exact.argmax(axis=1) == int8.argmax(axis=1)
     else:
         same = np.signbit(np.diff(exact[:, 0])) == np.signbit(np.diff(int8[:, 0]))

@@ -78,6 +78,12 @@ def test_labels_of_tokens_are_judged_on_texts(tmp_path, few_texts):
     assert quality["texts"] == len(few_texts) and 0.5 < quality["agreement"] <= 1
 
 
+def test_several_labels_of_a_text_are_judged_together():
+    exact, int8 = np.float32([[9, -1, -1], [9, 1, -1]]), np.float32([[8, 1, -1], [8, 2, -2]])
+    assert default_calibration.quality(exact, int8, 3)["agreement"] == 1
+    assert default_calibration.quality(exact, int8, 3, several=True)["agreement"] == 0.5
+
+
 def test_answers_are_judged_by_their_tokens(tmp_path, few_texts):
     source = theirs(tmp_path / "theirs")
     for name in ("modules.json", "model.safetensors"):
