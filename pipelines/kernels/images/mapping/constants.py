@@ -22,9 +22,11 @@ class Constants:
 
     Attributes:
         joined: Why samples may depend on each other: a Reshape that moves their axis. None where none does.
+        moves: Whether a Reshape may move their axis.
     """
 
     joined: RequestError | None = None
+    moves = True
 
     def __init__(self, model: ir.Model) -> None:
         self._opset = model.opset_imports.get("", io.OPSET)
@@ -255,7 +257,7 @@ class Constants:
     def _move_samples(self, node: ir.Node, sizes: Sequence[object]) -> None:
         """Notes a Reshape of values whose first axis may not be that of samples, of any number of samples."""
         error = refused(node, f"reshapes to {sizes}, which joins samples")
-        if self._samples is not None:
+        if self._samples is not None or not self.moves:
             raise error
         self.joined = self.joined or error
 

@@ -48,7 +48,15 @@ def image_program(model: ir.Model) -> ImageProgram:
     Raises:
         RequestError: The graph cannot be mapped; the message names the operator.
     """
-    return ImageMapping(model).program()
+    mapping = ImageMapping(model)
+    try:
+        return mapping.program()
+    except RequestError:
+        if mapping.constants.joined is None:
+            raise
+    strict = ImageMapping(model)  # a Reshape to a number of samples may be a part of the float remainder
+    strict.constants.moves = False
+    return strict.program()
 
 
 def fix_sizes(model: ir.Model, sizes: Sequence[int] = ()) -> bool:

@@ -49,6 +49,7 @@ class Region(ImageMapping):
         self._shapes, self._offset, self._stored = shapes, 0, stored
         self._entered: list[tuple[str, tuple[int, ...]]] = []
         self._varying = set(self.main.inputs)
+        self.constants.moves = False
         for value in sorted(self.main.inputs, key=lambda value: value.name != image):
             if value.name == image:
                 self._enter_image(value)
@@ -141,7 +142,6 @@ class Region(ImageMapping):
                 failed[str(producer.outputs[0].name if producer else value.name)] = error
         if failed:
             raise FailedError(failed)
-        self._require_independent()
         parts = tuple(self._value_part(value, value.name in self._stored) for value in self.main.outputs)
         self.steps += [step for _, steps in results for step in steps]
         tensors, steps, floats = fused(self.tensors, self.steps, self.floats)
