@@ -321,6 +321,7 @@ def in_processes(data: str, folder: str, *, resume: bool) -> None:
     training.train(build(), data, folder, config=config(refit=False, l2_embeddings=(10.0,), dropout=0.0), resume=resume)
 
 
+@pytest.mark.slow  # as that of images
 def test_two_processes_train_what_one_does(log, tmp_path):
     """Each takes every other row of a batch; the gradients are summed in another order, and nothing else differs."""
     TwoProcesses("tests.zoo.recommenders.training.test_train", log, tmp_path, TORCHRUN).train(tmp_path / "two")

@@ -425,6 +425,7 @@ def two(tmp_path, pairs):
     return TwoProcesses("tests.zoo.translation.training.test_train", pairs, tmp_path)
 
 
+@pytest.mark.slow  # as that of images
 def test_two_processes_train_one_model(tmp_path, two, quick):
     two.train(tmp_path / "out")
     assert {path.name for path in (tmp_path / "out").iterdir()} == MADE

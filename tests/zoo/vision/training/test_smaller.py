@@ -97,9 +97,8 @@ def test_a_cut_model_can_be_fine_tuned_and_taught_by(smaller, pictures, tmp_path
     zoo.build(tmp_path / "on")
 
 
-@pytest.mark.parametrize(
-    "steps", [pytest.param(3, marks=pytest.mark.slow), 9, pytest.param(14, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow  # as that of translations
+@pytest.mark.parametrize("steps", [3, 9, 14])
 def test_interrupted_in_any_step_and_gone_on_it_leaves_the_same_bytes(smaller, start, pictures, tmp_path, steps):
     options = {"strategy": strategy_file(tmp_path), "settings": dict(SETTINGS)}
     broken_off(training.Trainer, steps, lambda: zoo.finetune(start, pictures, tmp_path / "out", **options))
