@@ -395,7 +395,7 @@ def _computed_shapes(model: ir.Model, names: Sequence[str], batch: int) -> dict[
     return {
         str(value.name): array.shape[1:]
         for value, array in zip(copy.graph.outputs, arrays, strict=True)
-        if array.ndim and array.shape[0] == batch
+        if isinstance(array, np.ndarray) and array.ndim and array.shape[0] == batch  # a sequence is a list
     }
 
 

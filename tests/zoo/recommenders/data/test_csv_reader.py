@@ -1,9 +1,11 @@
 """The native reader of logs against the Python one: the same bits, positions and faults, whatever the bytes are."""
 
 import gzip
+import itertools
 
 import numpy as np
 import pytest
+from helpers.tiers import one_in
 from hypothesis import event, example, given
 from hypothesis import strategies as st
 
@@ -249,10 +251,10 @@ def regular(count, quoted=False, end=b"\n"):
     return ",".join(KINDS).encode() + end + b"".join(lines)
 
 
-@pytest.mark.parametrize("isa", extension.isas())
-@pytest.mark.parametrize("quoted", [False, True])
-@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
-@pytest.mark.parametrize("block", [70_000, logs.BLOCK])
+@pytest.mark.parametrize(
+    ("isa", "quoted", "end", "block"),
+    one_in(3, itertools.product(extension.isas(), (False, True), (b"\n", b"\r\n"), (70_000, logs.BLOCK))),
+)
 def test_right_rows_never_leave_the_native_parser(both, monkeypatch, isa, quoted, end, block):
     content = regular(2000, quoted, end)
     both(content, features(), True, block, isa)

@@ -173,9 +173,8 @@ def whole(start, log, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(
-    "steps", [5, pytest.param(14, marks=pytest.mark.slow), pytest.param(24, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow  # as that of rare rows
+@pytest.mark.parametrize("steps", [5, 14, 24])
 def test_interrupted_in_any_step_and_gone_on_it_leaves_the_same_bytes(whole, start, log, tmp_path, steps):
     log_of = read_json(whole / "out/compression.json")
     assert [step["step"] for step in log_of["steps"]] == ["1-prune-distil", "2-prune-distil", "3-distil-qat"]
