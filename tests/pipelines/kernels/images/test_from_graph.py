@@ -490,7 +490,7 @@ def test_factors_of_a_gemm_are_a_part_of_its_scales_and_biases(factors: dict[str
 
 @pytest.mark.parametrize(
     ("sizes", "why"),
-    [([-1, 4], "reshapes a float value"), ([1, -1], "joins samples"), ([-1, 8], ""), ([0, -1], "")],
+    [([-1, 4], "reshapes a float value"), ([1, -1], "reshapes a float value"), ([-1, 8], ""), ([0, -1], "")],
 )
 def test_results_are_reshaped_to_rows_of_a_sample_alone(sizes: list[int], why: str, tmp_path: Path) -> None:
     g = Graph()
