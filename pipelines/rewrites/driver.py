@@ -6,7 +6,7 @@ import abc
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import onnx_ir as ir
 from onnx_ir.passes import common
@@ -61,6 +61,27 @@ class Rewrite(ir.passes.InPlacePass):
         count = self.rewrite(model)
         self.fired += count
         return ir.passes.PassResult(model, modified=count > 0)
+
+
+class OperatorRewrite(Rewrite):
+    """A rewrite of single operators; a subclass names their types and implements `replace`."""
+
+    OPERATORS: ClassVar[tuple[str, ...]]
+
+    def rewrite(self, model: ir.Model) -> int:
+        """See `Rewrite`: replaces every operator of `OPERATORS` in the main graph."""
+        return sum(self.replace(node) for node in list(model.graph) if query.is_op(node, *self.OPERATORS))
+
+    @abc.abstractmethod
+    def replace(self, node: ir.Node) -> int:
+        """Replaces an operator in place.
+
+        Args:
+            node: Operator of a type of `OPERATORS`.
+
+        Returns:
+            1, or 0 if the rewrite does not fire.
+        """
 
 
 class CleanUp(Rewrite):

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 import onnx_ir as ir
 
 from pipelines.graph import edit, query
-from pipelines.rewrites.driver import Rewrite
+from pipelines.rewrites.driver import OperatorRewrite
 
 NEUTRAL = {"Add": 0, "Sub": 0, "Mul": 1, "Div": 1, "Pow": 1}
 COMMUTES = ("Add", "Mul")
 
 
-class DropNeutral(Rewrite):
+class DropNeutral(OperatorRewrite):
     """x + 0 = x - 0 = x 1 = x / 1 = x^1 = x.
 
     PaddlePaddle writes a factor of attention as x c + 0, Keras an unused normalization as (x - 0) / 1. The constant is
     of one element, or leaves the shape as it is. Does not fire between a graph input and a graph output.
     """
 
-    def rewrite(self, model: ir.Model) -> int:
-        """Removes every such operator of the main graph."""
-        return sum(self._drop(node) for node in list(model.graph) if query.is_op(node, *NEUTRAL))
+    OPERATORS: ClassVar[tuple[str, ...]] = tuple(NEUTRAL)
 
-    def _drop(self, node: ir.Node) -> int:
+    def replace(self, node: ir.Node) -> int:
+        """See `OperatorRewrite`."""
         result = node.outputs[0]
         for index in (1, 0) if node.op_type in COMMUTES else (1,):
             array, x = query.constant(node.inputs[index]), node.inputs[1 - index]

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import onnx_ir as ir
 
 from pipelines.graph import edit, query
-from pipelines.rewrites.driver import Rewrite
+from pipelines.rewrites.driver import OperatorRewrite
 
 POSITIVE = ("Relu", "Sigmoid", "HardSigmoid", "Softmax", "Abs", "Exp", "Softplus")
 
 
-class FoldPad(Rewrite):
+class FoldPad(OperatorRewrite):
     """Folds Pad into the pads of the Conv or pooling that reads it: Conv(Pad(x)) = Conv(x; more pads).
 
     For zeros around the image; also for AveragePool that counts its padding. MaxPool pads with the lowest value: exact
@@ -21,11 +22,10 @@ class FoldPad(Rewrite):
     a padded value with another reader, auto_pad, or ceil_mode.
     """
 
-    def rewrite(self, model: ir.Model) -> int:
-        """Folds every Pad that its reader can apply itself."""
-        return sum(self._fold(node) for node in list(model.graph) if query.is_op(node, "Pad"))
+    OPERATORS: ClassVar[tuple[str, ...]] = ("Pad",)
 
-    def _fold(self, pad: ir.Node) -> int:
+    def replace(self, pad: ir.Node) -> int:
+        """See `OperatorRewrite`."""
         x, reader = pad.inputs[0], next(iter(pad.outputs[0].consumers()), None)
         if (
             x is None

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 import onnx_ir as ir
 
 from pipelines.graph import edit, query
-from pipelines.rewrites.driver import Rewrite
+from pipelines.rewrites.driver import OperatorRewrite
 
 END = 2**31 - 1  # ends from here on mean all of an axis
 Phase = tuple[int, int]  # of a pixel in its block: row, column
 
 
-class FoldSpaceToDepth(Rewrite):
+class FoldSpaceToDepth(OperatorRewrite):
     """Conv(SpaceToDepth(x); W, pads p) = Conv(x; W', stride s, pads s p), with kernels s times as large.
 
     Phase (a, b) of a block is x[:, :, a::s, b::s], so that the weight of tap (u, v) for it is that of tap (s u + a, s v
@@ -21,11 +23,10 @@ class FoldSpaceToDepth(Rewrite):
     are not constant, groups, strides, dilations or automatic padding.
     """
 
-    def rewrite(self, model: ir.Model) -> int:
-        """Folds the blocks before every Conv."""
-        return sum(self._fold(node) for node in list(model.graph) if query.is_op(node, "Conv"))
+    OPERATORS: ClassVar[tuple[str, ...]] = ("Conv",)
 
-    def _fold(self, conv: ir.Node) -> int:
+    def replace(self, conv: ir.Node) -> int:
+        """See `OperatorRewrite`."""
         blocks = conv.inputs[0].producer() if conv.inputs[0] is not None else None
         layout = None if blocks is None else _blocks(blocks)
         if blocks is None or layout is None:

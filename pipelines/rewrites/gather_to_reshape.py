@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 import onnx_ir as ir
 
 from pipelines.graph import edit, query
-from pipelines.rewrites.driver import Rewrite
+from pipelines.rewrites.driver import OperatorRewrite
 
 
-class GatherToReshape(Rewrite):
+class GatherToReshape(OperatorRewrite):
     """Gather(x, I, axis) = Reshape(x, [..., s_1, ..., s_k, ...]) for I = [0, 1, ..., n - 1] of shape [s_1, ..., s_k].
 
     n is the size of x's axis. torch's exporter writes `as_strided` of a contiguous tensor so, as Gather(Reshape(x,
@@ -17,11 +19,10 @@ class GatherToReshape(Rewrite):
     unknown, the indices are others, in another order or a scalar, or two sizes of the result are unknown.
     """
 
-    def rewrite(self, model: ir.Model) -> int:
-        """Replaces every such Gather."""
-        return sum(self._replace(node) for node in list(model.graph) if query.is_op(node, "Gather"))
+    OPERATORS: ClassVar[tuple[str, ...]] = ("Gather",)
 
-    def _replace(self, node: ir.Node) -> int:
+    def replace(self, node: ir.Node) -> int:
+        """See `OperatorRewrite`."""
         x, indices = node.inputs[0], query.constant(node.inputs[1])
         sizes = query.dimensions(x)
         if x is None or indices is None or not indices.ndim or not sizes:

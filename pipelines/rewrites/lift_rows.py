@@ -48,8 +48,9 @@ class LiftRows(Rewrite):
         made = {value for node in lifted for value in node.outputs}
         for node in lifted:
             self._lift(node, made)
+        members = set(lifted)
         for value in made:
-            self._restore(value, lifted)
+            self._restore(value, members)
         return sum(node.op_type in LAYERS for node in lifted)
 
     def _can_be_lifted(self, node: ir.Node) -> bool:
@@ -58,11 +59,11 @@ class LiftRows(Rewrite):
             return False
         if node.op_type in LAYERS:
             weight = query.constant(node.inputs[1])
-            if weight is None and _rank(node.inputs[0]) == 3:
+            if weight is None and query.rank(node.inputs[0]) == 3:
                 self.refuse(node, "its weights are not constant")
             return weight is not None and weight.ndim == 3 and "output_shape" not in node.attributes
         varying = [value for value in node.inputs if value is not None and query.constant(value) is None]
-        if not varying or any(_rank(value) != 3 or not query.is_float(value) for value in varying):
+        if not varying or any(query.rank(value) != 3 or not query.is_float(value) for value in varying):
             return False
         if node.op_type == "Concat":
             return len(varying) == len(node.inputs) and node.attributes.get_int("axis", 1) in (1, -2)
@@ -96,7 +97,7 @@ class LiftRows(Rewrite):
             if value is None or value in made:
                 continue
             if constant is None:
-                node.replace_input_with(position, self._row(value, node))
+                node.replace_input_with(position, self._row(value))
             elif node.op_type == "Pad" and position == 1:
                 row = np.insert(constant, [2, 5], 0)
                 node.replace_input_with(1, edit.initializer(self._graph, f"{value.name}.row", row, self._taken))
@@ -112,10 +113,10 @@ class LiftRows(Rewrite):
         if node.op_type == "Concat":
             node.attributes["axis"] = ir.AttrInt64("axis", 1)
 
-    def _row(self, value: ir.Value, reader: ir.Node) -> ir.Value:
+    def _row(self, value: ir.Value) -> ir.Value:
         """A value as an image of one row."""
         if value not in self._rows:
-            unsqueeze = self._moved("Unsqueeze", value, "row", [(*_sizes(value)[:2], 1, *_sizes(value)[2:])])
+            unsqueeze = self._moved("Unsqueeze", value, "row", _with_height(value))
             producer = value.producer()
             if producer is None:
                 self._graph.insert_before(next(iter(self._graph)), unsqueeze)
@@ -124,15 +125,15 @@ class LiftRows(Rewrite):
             self._rows[value] = unsqueeze.outputs[0]
         return self._rows[value]
 
-    def _restore(self, value: ir.Value, lifted: list[ir.Node]) -> None:
+    def _restore(self, value: ir.Value, lifted: set[ir.Node]) -> None:
         """Makes the other readers of a value read it without the axis of height."""
-        producer, sizes = value.producer(), _sizes(value)
+        producer, shape = value.producer(), value.shape
         assert producer is not None
-        value.shape = ir.Shape([*sizes[:2], 1, *sizes[2:]]) if len(sizes) == 3 else None
+        value.shape = _with_height(value)
         outside = [(use.node, use.idx) for use in value.uses() if use.node not in lifted]
         if not outside and not value.is_graph_output():
             return
-        squeeze = self._moved("Squeeze", value, "line", [sizes] if len(sizes) == 3 else [])
+        squeeze = self._moved("Squeeze", value, "line", shape if query.rank(value) == 4 else None)
         self._graph.insert_after(producer, squeeze)
         out = squeeze.outputs[0]
         for node, position in outside:
@@ -142,22 +143,18 @@ class LiftRows(Rewrite):
                 self._graph.outputs[position] = out
                 value.name, out.name = out.name, value.name
 
-    def _moved(self, op_type: str, value: ir.Value, stem: str, shapes: list[tuple[Any, ...]]) -> ir.Node:
-        """An Unsqueeze or Squeeze of the axis of height, whose result has the shape, if it is known."""
+    def _moved(self, op_type: str, value: ir.Value, stem: str, shape: ir.Shape | None) -> ir.Node:
+        """Returns an Unsqueeze or Squeeze of the axis of height, whose result has the shape."""
         axes = edit.initializer(self._graph, f"{value.name}.{stem}.axes", np.array([2]), self._taken)
         made = edit.node(op_type, [value, axes], f"{value.name}.{stem}", dtype=value.dtype, taken=self._taken)
-        made.outputs[0].shape = ir.Shape(shapes[0]) if shapes else None
+        made.outputs[0].shape = shape
         return made
 
 
-def _sizes(value: ir.Value) -> tuple[Any, ...]:
-    """The sizes of a value; () if their number is not known."""
-    return () if value.shape is None else tuple(value.shape)
-
-
-def _rank(value: ir.Value | None) -> int:
-    """The number of axes; 0 if it is not known."""
-    return 0 if value is None else len(_sizes(value))
+def _with_height(value: ir.Value) -> ir.Shape | None:
+    """Returns the shape [n, C, 1, T] of a value [n, C, T]; None if it is not known."""
+    sizes = () if value.shape is None else tuple(value.shape)
+    return ir.Shape([*sizes[:2], 1, *sizes[2:]]) if len(sizes) == 3 else None
 
 
 def _fits(value: ir.Value | None) -> bool:

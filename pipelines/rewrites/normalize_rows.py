@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 import onnx_ir as ir
 
 from pipelines.graph import edit, query
-from pipelines.rewrites.driver import Rewrite
+from pipelines.rewrites.driver import OperatorRewrite
 from pipelines.rewrites.fold_batch_norm import as_affine
 
 
-class NormalizeRows(Rewrite):
+class NormalizeRows(OperatorRewrite):
     """BatchNorm(Reshape(x, [n t, C])) = Reshape(a x + c, [n t, C]) for x [..., C]; BatchNorm(x W) = a (x W) + c.
 
     a = gamma / sqrt(variance + epsilon) and c = beta - a mean, computed in float64. `FoldBatchNorm` and `FuseLinear`
@@ -18,18 +20,10 @@ class NormalizeRows(Rewrite):
     is, or where the result of the Reshape has other readers.
     """
 
-    def rewrite(self, model: ir.Model) -> int:
-        """Replaces every such BatchNormalization.
+    OPERATORS: ClassVar[tuple[str, ...]] = ("BatchNormalization",)
 
-        Args:
-            model: Model to change.
-
-        Returns:
-            Number of replaced operators.
-        """
-        return sum(self._replace(node) for node in list(model.graph) if query.is_op(node, "BatchNormalization"))
-
-    def _replace(self, node: ir.Node) -> int:
+    def replace(self, node: ir.Node) -> int:
+        """See `OperatorRewrite`."""
         rows, graph = node.inputs[0], node.graph
         sizes = query.dimensions(rows)
         if rows is None or sizes is None or len(sizes) != 2 or sizes[1] is None or not query.is_float(rows):

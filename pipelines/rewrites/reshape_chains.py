@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from typing import ClassVar
 
 import numpy as np
 import onnx_ir as ir
 
 from pipelines.graph import edit, query
-from pipelines.rewrites.driver import Rewrite
+from pipelines.rewrites.driver import OperatorRewrite
 
 RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 
 
-class ReshapeChains(Rewrite):
+class ReshapeChains(OperatorRewrite):
     """Merges chains of reshapes into one: Reshape(Squeeze(Flatten(x))) = Reshape(x, s) with a constant s.
 
     A reshape without effect is removed. s holds the dimensions of the result: -1 for one that is not static, 0 for
@@ -22,11 +23,10 @@ class ReshapeChains(Rewrite):
     becomes such an s too. Does not fire if more dimensions are not static, or a value in between has another reader.
     """
 
-    def rewrite(self, model: ir.Model) -> int:
-        """Shortens the chain before every Reshape, Flatten, Squeeze and Unsqueeze."""
-        return sum(self._shorten(node) for node in list(model.graph) if query.is_op(node, *RESHAPES))
+    OPERATORS: ClassVar[tuple[str, ...]] = RESHAPES
 
-    def _shorten(self, node: ir.Node) -> int:
+    def replace(self, node: ir.Node) -> int:
+        """See `OperatorRewrite`."""
         x, result = node.inputs[0], node.outputs[0]
         if x is None:
             return 0

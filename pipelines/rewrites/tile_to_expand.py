@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import onnx_ir as ir
 
 from pipelines.graph import edit, query
-from pipelines.rewrites.driver import Rewrite
+from pipelines.rewrites.driver import OperatorRewrite
 
 
-class TileToExpand(Rewrite):
+class TileToExpand(OperatorRewrite):
     """Tile(x, r) = Expand(x, r) if every axis of x has size 1 or is repeated once.
 
     onnx infers the sizes of an Expand to a computed number of samples, but not those of a Tile: the queries of a
     pooling attention that are repeated for each sample (SigLIP).
     """
 
-    def rewrite(self, model: ir.Model) -> int:
-        """Replaces every such Tile."""
-        return sum(self._replace(node) for node in list(model.graph) if query.is_op(node, "Tile"))
+    OPERATORS: ClassVar[tuple[str, ...]] = ("Tile",)
 
-    def _replace(self, node: ir.Node) -> int:
+    def replace(self, node: ir.Node) -> int:
+        """See `OperatorRewrite`."""
         x, repeats = node.inputs
         sizes, times = query.dimensions(x), query.shape_elements(repeats)
         if sizes is None or times is None or len(sizes) != len(times):

@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 import onnx_ir as ir
 
 from pipelines.graph import edit, query
-from pipelines.rewrites.driver import Rewrite
+from pipelines.rewrites.driver import OperatorRewrite
 
 
-class WholeMaxPool(Rewrite):
+class WholeMaxPool(OperatorRewrite):
     """GlobalMaxPool(x) = ReduceMax(x, [2, 3]) = MaxPool(x) with a window of the whole image.
 
     Such layers are channel attention (CBAM) and heads of one-dimensional networks. A Squeeze follows where ReduceMax
     drops the axes. Exact, but for NaN. Does not fire for other axes or unknown sizes.
     """
 
-    def rewrite(self, model: ir.Model) -> int:
-        """Replaces every such operator.
+    OPERATORS: ClassVar[tuple[str, ...]] = ("GlobalMaxPool", "ReduceMax")
 
-        Args:
-            model: Model to change.
-
-        Returns:
-            Number of replaced operators.
-        """
-        kinds = ("GlobalMaxPool", "ReduceMax")
-        return sum(self._replace(node) for node in list(model.graph) if query.is_op(node, *kinds))
-
-    def _replace(self, node: ir.Node) -> int:
+    def replace(self, node: ir.Node) -> int:
+        """See `OperatorRewrite`."""
         x, graph = node.inputs[0], node.graph
         sizes = query.dimensions(x)
         if x is None or sizes is None or len(sizes) not in (3, 4) or not query.is_float(x):
