@@ -213,7 +213,7 @@ def leaves_prompts_out(path: Path, modules: list[tuple[str, str]]) -> bool:
 def _pooling(path: Path, modules: list[tuple[str, str]], option: str, has_prompts: bool) -> str:
     """Returns the pooling of the folder, or that of the option."""
     folder, config = _pooling_config(path, modules)
-    if has_prompts and leaves_prompts_out(path, modules):
+    if has_prompts and config.get("include_prompt") is False:
         raise RequestError(
             f"its pooling leaves prompts out (include_prompt in {folder}/{CONFIG}), and it has prompts ({SETTINGS}); "
             "expected a pooling of all tokens, or no prompts"

@@ -117,13 +117,11 @@ class VocabularyFolder(Folder):
         kind = name or f"the model type {self.config.get('model_type')}"
         why = UNSUPPORTED_ARCHITECTURES.get(name) or next(
             (text for words, text in UNSUPPORTED_KINDS if any(word in name for word in words)),
-            None,
+            "",
         )
-        if why is None:
-            pages = "docs/search-your-own-texts.md (texts) and docs/translate-with-a-model-you-have.md"
-            self.faults.append(f"found {kind}, expected an architecture of {pages}")
-        else:
-            self.faults.append(f"found {kind}, expected {', '.join(ARCHITECTURES)}: {why}")
+        pages = "docs/search-your-own-texts.md (texts) and docs/translate-with-a-model-you-have.md"
+        expected = f"{', '.join(ARCHITECTURES)}: {why}" if why else f"an architecture of {pages}"
+        self.faults.append(f"found {kind}, expected {expected}")
         return None
 
     def _vocabulary(self) -> Vocabulary:
