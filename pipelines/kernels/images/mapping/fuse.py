@@ -17,6 +17,7 @@ from pipelines.kernels.images.steps import (
     FloatClip,
     FloatConvolution,
     FloatSum,
+    Lookup,
     Normalization,
     Operand,
     Shape,
@@ -42,6 +43,7 @@ def fused(
     """
     _drop_unread(steps)
     _fuse_sums(steps)
+    _fuse_tables(steps)
     _fuse_scales(steps)
     _fuse_floats(steps)
     return _renumbered(tensors, steps, floats)
@@ -74,6 +76,20 @@ def _fuse_sums(steps: list[Step]) -> None:
         position = steps.index(addition)
         del steps[position]
         writers = {getattr(step, "out", -1): index for index, step in enumerate(steps)}
+
+
+def _fuse_tables(steps: list[Step]) -> None:
+    """Fuses a Lookup into the convolution before it, if that has no other reader, in place."""
+    readers = Counter(tensor for step in steps for tensor in step.reads())
+    writers = {getattr(step, "out", -1): step for step in steps}
+    for lookup in [step for step in steps if isinstance(step, Lookup) and step.table.ndim == 1]:
+        layer = writers[lookup.x]
+        if not isinstance(layer, Convolution) or readers[lookup.x] != 1:
+            continue
+        table = lookup.table if layer.table is None else lookup.table[layer.table]
+        joined = replace(layer, out=lookup.out, table=table)
+        steps[steps.index(layer)] = writers[lookup.out] = joined
+        steps.remove(lookup)
 
 
 def _fuse_scales(steps: list[Step]) -> None:

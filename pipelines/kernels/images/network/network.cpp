@@ -10,7 +10,9 @@
 namespace zoo {
 namespace {
 
-constexpr int64_t kPixels = 240;  // pixels per list of windows
+constexpr int64_t kPixels = 240;     // pixels per list of windows
+constexpr int64_t kTable = 256;      // bytes of a table
+constexpr int64_t kFresh = 1 << 15;  // bytes of results that are still in L1 when a table is applied to them
 
 }  // namespace
 
@@ -133,7 +135,7 @@ void Network::pad(int64_t x, Pair kernel, Pair strides, Pair dilations, Sides pa
 
 void Network::convolution(int64_t x, int64_t out, const ConvolutionShape &shape, const uint8_t *packed, int64_t bytes, Pair strides,
                           Sides pads, Pair dilations, int32_t fill, Requantization of, const SumArguments *sum, int64_t residual,
-                          const ActivationTable *activation) {
+                          const ActivationTable *activation, const uint8_t *table) {
     const ConvolutionShape &c = shape;
     require(std::min({c.outputs, c.rows, c.columns, c.inputs, c.groups}) >= 1 && c.outputs % c.groups == 0, "a convolution");
     require(layout(checked(x, true)).channels == c.inputs * c.groups && layout(x).pitch == c.pitch, "a convolution");
@@ -157,8 +159,12 @@ void Network::convolution(int64_t x, int64_t out, const ConvolutionShape &shape,
         return s.pixel(layout(x), y * strides[0] - pads[0], column * strides[1] - pads[1]);
     };
     const bool real = out < 0 || layout(out).floats(), activates = activation != nullptr;
-    require(!activates || (!real && !sum && !c.depthwise()), "an activation");
-    const ActivationTable table = activates ? *activation : ActivationTable{};
+    require((!activates || (!sum && !c.depthwise())) && (!(activates || table) || !real), "an activation");
+    const ActivationTable curve = activates ? *activation : ActivationTable{};
+    const std::vector<uint8_t> of_bytes(table, table ? table + kTable : table);
+    const auto look_up = [=](uint8_t *pixels, int64_t count) {  // of a row
+        if (!of_bytes.empty()) isa_.images->lookup(of_bytes.data(), pixels, pixels, count * layout(out).pitch);
+    };
     if (residual >= 0) {
         require(out >= 0 && layout(out).floats() && layout(checked(residual, true, true)).height == height, "a sum");
         require(layout(residual).width == width && layout(residual).channels == c.outputs, "a sum");
@@ -174,7 +180,10 @@ void Network::convolution(int64_t x, int64_t out, const ConvolutionShape &shape,
             }
             const Depthwise layer{round_up(c.outputs, 16), c.tap_groups(), offsets.data(), strides[1] * from.pitch, to.pitch,
                                   c.columns_of_three(),    packed,         of};
-            for (int64_t y = begin; y < end; ++y) isa_.images->depthwise(layer, window(s, y, 0), s.pixel(to, y, 0), width);
+            for (int64_t y = begin; y < end; ++y) {
+                isa_.images->depthwise(layer, window(s, y, 0), s.pixel(to, y, 0), width);
+                look_up(s.pixel(to, y, 0), width);
+            }
         });
         return;
     }
@@ -195,8 +204,9 @@ void Network::convolution(int64_t x, int64_t out, const ConvolutionShape &shape,
         const int64_t whole = round_up(c.outputs, 16);
         Buffer<float> results(out < 0 ? kPixels * whole : 0);
         const int64_t sample_pixels = (end - begin) * width;  // pixels of a sample
+        const int64_t most = of_bytes.empty() ? kPixels : std::clamp(kFresh / whole, kPixels / 5, kPixels);
         for (int64_t p = 0; p < count * sample_pixels;) {
-            const int64_t n = std::min(kPixels, count * sample_pixels - p);
+            const int64_t n = std::min(most, count * sample_pixels - p);
             for (int64_t i = 0; i < n;) {
                 const Sample &s = samples[(p + i) / sample_pixels];
                 const int64_t y = begin + (p + i) % sample_pixels / width, column = (p + i) % width;
@@ -214,7 +224,7 @@ void Network::convolution(int64_t x, int64_t out, const ConvolutionShape &shape,
             for (int64_t b = 0; b < c.blocks(); ++b) {
                 const int64_t first = b * c.joined() * (c.outputs / c.groups), skip = b * c.joined() * c.inputs, wide = c.width(b);
                 const Dense layer{c.stretches(), c.stretch(), wide, offsets.data(), weights, of, summed ? &adds.sum : nullptr, adds.other_first,
-                                  activates ? &table : nullptr};
+                                  activates ? &curve : nullptr};
                 for (int64_t i = 0; i < n && skip; ++i) moved[i] = in[i] + skip;
                 const uint8_t *const *windows = skip ? moved : in;
                 if (real) {
@@ -231,6 +241,10 @@ void Network::convolution(int64_t x, int64_t out, const ConvolutionShape &shape,
                     isa_.images->dense(layer, windows, first ? shifted : to, summed ? other : nullptr, n);
                 }
                 weights += round_up(isa_.images->dense_bytes(c.stretches() * c.stretch(), wide), 64);
+            }
+            for (int64_t i = 0, run; i < n && out >= 0; i += run) {
+                run = std::min(n - i, width - (p + i) % width);
+                look_up(to[i], run);
             }
             p += n;
         }

@@ -49,6 +49,7 @@ class Convolution(Step):
         floats: Whether `out` is a tensor of float32(acc) scale, plus the float tensor `residual`, if it is not -1.
         activation: If set, `out` gets the bytes that it makes of rint(float32(acc) scale).
         sum: If set, the result is the sum of the requantized bytes and the tensor `other`, which is a if `other_first`.
+        table: If set, uint8 [256]: `out` gets table[byte] of the bytes.
     """
 
     x: int
@@ -70,6 +71,7 @@ class Convolution(Step):
     other_first: bool = False
     residual: int = -1
     activation: ActivationTable | None = None
+    table: Array | None = None
     method: ClassVar[str] = "convolution"
 
     def check(self, program: ImageProgram, written: set[int]) -> None:
@@ -90,7 +92,7 @@ class Convolution(Step):
                 self,
                 self.sum is None and program.steps[-1] is self and program.results == sizes[0] * sizes[1] * outputs,
             )
-            fits(self, self.activation is None)
+            fits(self, self.activation is None and self.table is None)
         else:
             if self.sum is not None:
                 self.sum.check(self)
@@ -100,6 +102,9 @@ class Convolution(Step):
                 self.activation.check(self)
             ends = (self.floats, self.sum is not None, self.activation is not None)
             fits(self, sum(ends) <= 1 and not (depthwise and (self.floats or self.activation)))
+            if self.table is not None:
+                require("Convolution", "table", self.table, np.uint8, (256,))
+                fits(self, not self.floats and self.activation is None)
             if self.residual >= 0:
                 fits(self, self.floats and program.read(self, self.residual, written, floats=True) == sizes)
             fits(self, program.write(self, self.out, written, self.floats) == sizes)
@@ -154,7 +159,7 @@ class Convolution(Step):
         if self.sum is not None:
             other = run.tensors[self.other]
             bytes_of = self.sum.of(*((other, bytes_of) if self.other_first else (bytes_of, other)))
-        run.tensors[self.out] = bytes_of
+        run.tensors[self.out] = bytes_of if self.table is None else self.table[bytes_of]
 
     def packed(self, packing: Packing) -> tuple[Any, ...]:
         """See `Step`."""
@@ -172,7 +177,8 @@ class Convolution(Step):
         geometry = (tuple(self.weight.shape), self.groups, pitch, self.strides, self.pads, self.dilations)
         bounds = (self.zero, self.low, self.high)
         sums = (self.sum.packed() if self.sum else None, self.other, self.other_first)
-        ends = (self.residual, self.activation.packed() if self.activation else None)
+        table = None if self.table is None else np.ascontiguousarray(self.table)
+        ends = (self.residual, self.activation.packed() if self.activation else None, table)
         return (self.x, self.out, packed, *geometry, self.fill, bounds, *sums, ends)
 
     @staticmethod
@@ -192,11 +198,11 @@ class Convolution(Step):
         packed_sum: PackedSum | None,
         other: int,
         other_first: bool,
-        ends: tuple[int, PackedTable | None],
+        ends: tuple[int, PackedTable | None, Array | None],
     ) -> None:
         """See `Step`."""
         zero, low, high = bounds
-        residual, table = ends
+        residual, activation, table = ends
         network.convolution(
             x=x,
             out=out,
@@ -215,7 +221,8 @@ class Convolution(Step):
             other=other,
             other_first=other_first,
             residual=residual,
-            activation=None if table is None else native_table(*table),
+            activation=None if activation is None else native_table(*activation),
+            table=table,
         )
 
 

@@ -82,7 +82,7 @@ def test_pixels_are_stacked(floats: bool) -> None:
 
 @given(st.data())
 def test_a_convolution_of_any_shape(data: st.DataObject) -> None:
-    """Odd sizes, 1 to 9 channels a group, any pads, strides, dilations and groups, and a sum behind."""
+    """Odd sizes, 1 to 9 channels a group, any pads, strides, dilations and groups; a sum and a table behind."""
     draw = lambda low, high: data.draw(st.integers(low, high))  # noqa: E731
     rng = np.random.default_rng(draw(0, 2**32))
     groups = data.draw(st.sampled_from([1, 1, 1, 2, 3, 5, 17]))
@@ -99,7 +99,8 @@ def test_a_convolution_of_any_shape(data: st.DataObject) -> None:
     before, outputs = groups * inputs, groups * filters
     low, high = data.draw(st.sampled_from([(0, 255), (7, 255), (0, 200), (7, 90)]))
     fields = {"strides": strides, "pads": pads, "dilations": dilations, "groups": groups, "fill": draw(0, 255)}
-    clip = {"zero": data.draw(st.sampled_from([0, 3, 130, 255])), "low": low, "high": high}
+    clip: dict[str, Any] = {"zero": data.draw(st.sampled_from([0, 3, 130, 255])), "low": low, "high": high}
+    clip["table"] = rng.integers(0, 256, 256, dtype=np.uint8) if data.draw(st.booleans()) else None
     steps: list[Any] = [Pixels(0)]
     tensors = [(*shape, before), (*counts, outputs)]
     if data.draw(st.booleans()) and (inputs, filters) != (1, 1):
