@@ -17,6 +17,7 @@ from pipelines.kernels.transformer.operations import (
     GatedActivation,
     LayerNorm,
     Linear,
+    PartNorms,
     QuantizedAttention,
     Recurrence,
     RMSNorm,
@@ -67,6 +68,10 @@ def compile_program(
                 )
             case LayerNorm():
                 native.layer_norm(
+                    operation.input, *_contiguous(operation.scale, operation.bias), operation.epsilon, operation.out
+                )
+            case PartNorms():
+                native.part_norms(
                     operation.input, *_contiguous(operation.scale, operation.bias), operation.epsilon, operation.out
                 )
             case RMSNorm():

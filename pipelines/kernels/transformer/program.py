@@ -21,6 +21,7 @@ from pipelines.kernels.transformer.operations import (
     LayerNorm,
     Linear,
     Operation,
+    PartNorms,
     QuantizedAttention,
     Recurrence,
     RMSNorm,
@@ -31,7 +32,7 @@ from pipelines.kernels.transformer.operations import (
     Vocabulary,
 )
 
-ROW_OPERATIONS = (LayerNorm, RMSNorm, Linear, Activation, GatedActivation, Scale, Sum)
+ROW_OPERATIONS = (LayerNorm, PartNorms, RMSNorm, Linear, Activation, GatedActivation, Scale, Sum)
 ENCODER_OPERATIONS = (*ROW_OPERATIONS, Attention, QuantizedAttention)
 DECODER_OPERATIONS = (*ROW_OPERATIONS, SelfAttention, Recurrence, CrossAttention)
 

@@ -237,6 +237,32 @@ void Layers::layer_norm(int64_t in, const Array &scale, const Array &bias, float
     parameters_.push_back(std::move(scales)), parameters_.push_back(std::move(biases));
 }
 
+void Layers::part_norms(int64_t in, const Array &scale, const Array &bias, float epsilon, int64_t out) {
+    require_open("norm");
+    const int64_t columns = read(in, "norm").width, parts = scale.ndim() == 2 ? static_cast<int64_t>(scale.shape(0)) : 0;
+    const int64_t width = parts ? static_cast<int64_t>(scale.shape(1)) : 0;
+    if (!(epsilon >= 0) || !std::isfinite(epsilon)) refuse("norm", "epsilon is negative or no number");
+    if (!width || width % kColumns || width > columns / parts)
+        refuse("norm", "of " + text(parts) + " parts of " + text(width) + " columns does not fit rows of " + text(columns));
+    const float *values[] = {finite_table(scale, "scale", parts, width, "norm"), finite_table(bias, "bias", parts, width, "norm")};
+    for (const float *&table : values) {
+        parameters_.emplace_back(parts * width);
+        std::copy_n(table, parts * width, parameters_.back().data());
+        table = parameters_.back().data();
+    }
+    Operation &operation = append(Kind::kPartNorms, in, out, columns);
+    operation.norm = {width, values[0], values[1], epsilon, {}}, operation.size = parts;
+}
+
+void Layers::run_part_norms(const Operation &operation, const Rows &in, const Rows &out, int64_t n) const {
+    LayerNorm norm = operation.norm;
+    const int64_t columns = operation.size * norm.width;
+    for (int64_t part = 0; part < columns; part += norm.width, norm.scale += norm.width, norm.bias += norm.width)
+        isa_.rows->layer_norm(norm, in.values + part, in.stride, {out.values + part, nullptr, nullptr, out.stride}, n);
+    for (int64_t r = 0; r < n; ++r)
+        std::copy(in.values + r * in.stride + columns, in.values + r * in.stride + operation.width, out.values + r * out.stride + columns);
+}
+
 void Layers::rms_norm(int64_t in, const Array &scale, float epsilon, int64_t out) {
     require_open("norm");
     const int64_t width = read(in, "norm").width;

@@ -120,6 +120,7 @@ class Layers {
     // longest: the most tokens where a row of `positions` is added at all positions alike; 0: a row a position.
     void embedding(std::optional<Array> table, const Layers *shared, const Array &scale, const Array &positions, int64_t longest, int64_t out);
     void layer_norm(int64_t in, const Array &scale, const Array &bias, float epsilon, int64_t out);
+    void part_norms(int64_t in, const Array &scale, const Array &bias, float epsilon, int64_t out);  // [parts, columns of a part]
     void rms_norm(int64_t in, const Array &scale, float epsilon, int64_t out);
     // weight: int8, or float32 of a layer that quantizes nothing.
     void linear(int64_t in, const Array &weight, const Array &scale, const Array &bias, const StaticQParams &qparams, bool relu,
@@ -141,7 +142,7 @@ class Layers {
 
   protected:
     enum class Kind { kEmbed, kLayerNorm, kLinear, kActivation, kAttention, kQuantizedAttention, kSelfAttention, kCrossAttention, kRecurrence, kScale,
-                      kGated, kSum };
+                      kGated, kSum, kPartNorms };
     struct Operation {
         Kind kind;
         int64_t in, out, residual = -1, layer = 0, heads = 0, size = 0, width = 0;
@@ -155,7 +156,7 @@ class Layers {
         Activation activation{};
         bool by_row() const {
             return kind == Kind::kLayerNorm || kind == Kind::kLinear || kind == Kind::kActivation || kind == Kind::kScale ||
-                   kind == Kind::kGated || kind == Kind::kSum;
+                   kind == Kind::kGated || kind == Kind::kSum || kind == Kind::kPartNorms;
         }
         bool reads(int64_t index) const { return in == index || residual == index; }
     };
@@ -206,6 +207,7 @@ class Layers {
     void complete_rows(const Operation &operation, const Rows &rows, int64_t n) const;
     // An operation on one row at a time; a row that is read quantized alone is stored nowhere else.
     void run_rows(const Operation &operation, const Rows &in, const Rows &residual, const Rows &out, int64_t n) const;
+    void run_part_norms(const Operation &operation, const Rows &in, const Rows &out, int64_t n) const;
     bool tied_embedding() const { return !table_rows_; }
     // place: row of the table of positions.
     void embed_row(int64_t token, int64_t place, float *to) const;
@@ -283,6 +285,10 @@ void Layers::run_operation(const Operation &operation, const RowsOf &rows_of, in
         if (!operation.quantized_output) rows.quantized = nullptr;
         isa_.rows->layer_norm(operation.norm, in.values, in.stride, rows, n);
         return;
+    }
+    if (operation.kind == Kind::kPartNorms) {
+        run_part_norms(operation, in, rows, n);
+        return complete_rows(operation, rows, n);
     }
     if (operation.kind == Kind::kActivation || operation.kind == Kind::kScale || operation.kind == Kind::kGated || operation.kind == Kind::kSum)
         return run_rows(operation, in, residual, rows, n);

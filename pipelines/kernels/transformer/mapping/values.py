@@ -341,11 +341,12 @@ class GraphValues:
             value, perm = self.skip_qdq(node.inputs[0]), [0, 2, 1, 3]
         return *self.heads_of(self._before_transpose(value, value, perm)), scale
 
-    def heads_of(self, reshaped: ir.Value) -> tuple[LinearLayer, Heads]:
+    def heads_of(self, reshaped: ir.Value, source: ir.Value | None = None) -> tuple[LinearLayer, Heads]:
         """Matches linear layer -> Reshape into heads.
 
         Args:
             reshaped: The result, [batch, tokens, heads, size].
+            source: Result of the layer; None: what the Reshape reads.
 
         Returns:
             The linear layer and its heads.
@@ -354,7 +355,7 @@ class GraphValues:
         if reshape is not None and query.is_op(reshape, "Reshape"):
             shape = query.shape_elements(reshape.inputs[1])
         if reshape is not None and shape is not None and len(shape) == 4:
-            layer = self._linear_layer(self.skip_qdq(reshape.inputs[0]))
+            layer = self._linear_layer(self.skip_qdq(source or reshape.inputs[0]))
         if shape is None or layer is None:
             self.refuse(reshaped, "expected a Reshape of a linear layer into heads")
         width = len(layer.scale)

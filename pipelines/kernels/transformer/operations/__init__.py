@@ -27,6 +27,7 @@ from pipelines.kernels.transformer.operations.attention import (
 )
 from pipelines.kernels.transformer.operations.base import (
     ACTIVATIONS,
+    COLUMNS,
     GRAPH_ACTIVATIONS,
     LANES,
     MAX_WIDTH,
@@ -42,6 +43,7 @@ from pipelines.kernels.transformer.operations.rows import (
     GatedActivation,
     LayerNorm,
     Linear,
+    PartNorms,
     Recurrence,
     RMSNorm,
     RunningMean,
@@ -53,6 +55,7 @@ from pipelines.kernels.transformer.operations.rows import (
 Operation = (
     Embedding
     | LayerNorm
+    | PartNorms
     | RMSNorm
     | Linear
     | Activation
@@ -71,6 +74,7 @@ Operation = (
 
 __all__ = [
     "ACTIVATIONS",
+    "COLUMNS",
     "GRAPH_ACTIVATIONS",
     "LANES",
     "MAX_WIDTH",
@@ -87,6 +91,7 @@ __all__ = [
     "LayerNorm",
     "Linear",
     "Operation",
+    "PartNorms",
     "QuantizedAttention",
     "RMSNorm",
     "Recurrence",

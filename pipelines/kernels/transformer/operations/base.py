@@ -11,6 +11,7 @@ from pipelines.core.errors import RequestError
 from pipelines.kernels.arrays import Array, require
 
 LANES = 16  # the size of an attention head is a multiple of it
+COLUMNS = 64  # rows are padded to a multiple of it
 MAX_WIDTH = 65536  # columns of a layer, at most
 MEMORY = -1  # the encoder's result among the registers
 ACTIVATIONS = ("swish", "gelu", "gelu_tanh")  # of the native kernels

@@ -11,6 +11,7 @@ from pipelines.core.errors import RequestError
 from pipelines.kernels.arrays import Array, require
 from pipelines.kernels.transformer.operations.base import (
     ACTIVATIONS,
+    COLUMNS,
     GRAPH_ACTIVATIONS,
     LANES,
     MAX_WIDTH,
@@ -90,6 +91,39 @@ class LayerNorm(Checked):
         require_finite(operation, "bias", self.bias, width)
         require_epsilon(operation, self.epsilon)
         return width
+
+
+@dataclass(frozen=True, eq=False)
+class PartNorms(Checked):
+    """Layer normalization of the first parts of a row, W columns each: [norm(a) | norm(b) | ... | what follows].
+
+    Attributes:
+        input: Register of N W columns or more.
+        scale: float32 [N, W].
+        bias: float32 [N, W].
+        epsilon: Added to the variances.
+        out: Register of the result.
+    """
+
+    input: int
+    scale: Array
+    bias: Array
+    epsilon: float
+    out: int
+
+    def check(self, operation: str, widths: Mapping[int, int]) -> int:
+        """See `Checked`."""
+        if self.scale.ndim != 2 or not self.scale.size or self.scale.shape[1] % COLUMNS:
+            raise RequestError(
+                f"{operation} has scales {list(self.scale.shape)}; expected parts of a multiple of {COLUMNS} columns"
+            )
+        if self.scale.size > widths[self.input]:
+            raise RequestError(f"{operation} normalizes {self.scale.size} of {widths[self.input]} columns")
+        require(operation, "bias", self.bias, np.float32, self.scale.shape)
+        require_finite(operation, "scale", self.scale.ravel(), self.scale.size)
+        require_finite(operation, "bias", self.bias.ravel(), self.bias.size)
+        require_epsilon(operation, self.epsilon)
+        return widths[self.input]
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,6 +17,7 @@ from pipelines.kernels.transformer.operations import (
     LayerNorm,
     Linear,
     Operation,
+    PartNorms,
     QuantizedAttention,
     Recurrence,
     RMSNorm,
@@ -33,6 +34,7 @@ from pipelines.kernels.transformer.reference.rows import (
     embedding,
     layer_norm,
     linear,
+    part_norms,
     recurrence,
     rms_norm,
     to_float16,
@@ -64,6 +66,8 @@ class Registers:
             return activate(operation.kind, gate) * up, False
         if isinstance(operation, Sum):
             return x + self.values[operation.residual][0], False
+        if isinstance(operation, PartNorms):
+            return part_norms(x, operation.scale, operation.bias, operation.epsilon), False
         if isinstance(operation, RMSNorm):
             return rms_norm(x, operation.scale, operation.epsilon), False
         if isinstance(operation, LayerNorm):

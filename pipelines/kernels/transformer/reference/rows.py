@@ -213,6 +213,23 @@ def layer_norm(x: Floats, scale: Floats, bias: Floats, epsilon: float) -> Floats
     return normalized
 
 
+def part_norms(x: Floats, scale: Floats, bias: Floats, epsilon: float) -> Floats:
+    """Computes `PartNorms`.
+
+    Args:
+        x: float32 [n, columns].
+        scale: float32 [N, W].
+        bias: float32 [N, W].
+        epsilon: Added to the variances.
+
+    Returns:
+        float32 [n, columns].
+    """
+    parts = np.split(x, np.arange(1, len(scale) + 1) * scale.shape[1], axis=1)
+    norms = [layer_norm(part, *row, epsilon) for part, row in zip(parts, zip(scale, bias, strict=True), strict=False)]
+    return np.concatenate([*norms, parts[-1]], axis=1)
+
+
 def rms_norm(x: Floats, scale: Floats, epsilon: float) -> Floats:
     """Computes an `RMSNorm`.
 

@@ -394,6 +394,7 @@ void bind_transformer(nb::module_ &module) {
         .def("embedding", &Layers::embedding, nb::keep_alive<1, 3>(), "table"_a.none(), "shared"_a.none(), "scale"_a, "positions"_a,
              "longest"_a, "out"_a)
         .def("layer_norm", &Layers::layer_norm, "input"_a, "scale"_a, "bias"_a, "epsilon"_a, "out"_a)
+        .def("part_norms", &Layers::part_norms, "input"_a, "scale"_a, "bias"_a, "epsilon"_a, "out"_a)
         .def("rms_norm", &Layers::rms_norm, "input"_a, "scale"_a, "epsilon"_a, "out"_a)
         .def("linear", &Layers::linear, "input"_a, "weight"_a, "scale"_a, "bias"_a, "qparams"_a.none(), "relu"_a, "residual"_a, "out"_a)
         .def("activation", &Layers::activation, "input"_a, "kind"_a, "out"_a)

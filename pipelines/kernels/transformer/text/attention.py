@@ -18,7 +18,14 @@ from pipelines.kernels.transformer.mapping.distances import LONGEST
 from pipelines.kernels.transformer.mapping.from_graph import GraphMapper
 from pipelines.kernels.transformer.mapping.layers import Array, Heads, LinearLayer, concatenate
 from pipelines.kernels.transformer.mapping.values import PROBE
-from pipelines.kernels.transformer.operations import Disentangled, HeadNorm, QuantizedAttention, Rotary
+from pipelines.kernels.transformer.operations import (
+    COLUMNS,
+    Disentangled,
+    HeadNorm,
+    PartNorms,
+    QuantizedAttention,
+    Rotary,
+)
 
 ROTATION = ("Add", "Sub", "Mul", "Neg", "Concat", "Slice", "Split")  # operators of rotary positions
 ALIKE = 1e-4  # how far rotated columns may be from `Rotary`
@@ -35,6 +42,7 @@ class _Operand:
         scale: Multiplier of all heads.
         norm: Scale [size] and epsilon of the RMS normalization of a head, or None.
         rotary: Rotary positions, or None.
+        row_norm: Scale, bias, [columns of the layer], and epsilon of the layer normalization of all heads, or None.
     """
 
     layer: LinearLayer
@@ -42,6 +50,7 @@ class _Operand:
     scale: float
     norm: tuple[Array, float] | None
     rotary: Rotary | None
+    row_norm: tuple[Array, Array, float] | None
 
 
 @dataclass(frozen=True)
@@ -78,7 +87,7 @@ class AttentionMapper(GraphMapper):
         heads, key_heads = queries.heads, keys.heads
         if key_heads != values.heads or heads.size != key_heads.size or heads.count % key_heads.count:
             self.refuse(value, "queries, keys and values have other heads than each other")
-        if values.scale != 1 or values.norm is not None or values.rotary is not None:
+        if values.scale != 1 or any((values.norm, values.rotary, values.row_norm)):
             self.refuse(value, "its values are scaled, normalized or rotated")
         if not keys.layer.x is values.layer.x is queries.layer.x:
             self.refuse(value, "its queries, keys and values read different values")
@@ -90,8 +99,11 @@ class AttentionMapper(GraphMapper):
         norm = None
         if queries.norm is not None and keys.norm is not None:
             norm, factor = self._head_norm(value, heads, queries.norm, keys.norm, factor), 1.0
-        layers = (heads.pad_outputs(queries.layer, factor), *(key_heads.pad_outputs(x.layer) for x in (keys, values)))
+        folded = factor if queries.row_norm is None else 1.0
+        layers = (heads.pad_outputs(queries.layer, folded), *(key_heads.pad_outputs(x.layer) for x in (keys, values)))
         merged = self._linear(concatenate(*layers))
+        if queries.row_norm is not None or keys.row_norm is not None:
+            merged = self._part_norms(value, merged, queries, keys, factor)
         longest = self._longest() if queries.rotary is None else len(queries.rotary.cos)
         before, after, bias = self._by_distance(value, masks, heads.count, longest)
         positions = None
@@ -216,6 +228,20 @@ class AttentionMapper(GraphMapper):
 
         return HeadNorm(padded(query_scale * np.float32(factor)), padded(key_scale), epsilon)
 
+    def _part_norms(self, value: ir.Value, merged: int, queries: _Operand, keys: _Operand, factor: float) -> int:
+        """Appends the norms of all heads of queries and of keys; `factor` is folded into that of the queries."""
+        heads, norms = queries.heads, (queries.row_norm, keys.row_norm)
+        if norms[0] is None or norms[1] is None or norms[0][2] != norms[1][2] or keys.heads != heads:
+            self.refuse(value, "its queries and keys are normalized differently")
+        columns = heads.count * heads.size
+        if heads.padded_size != heads.size or columns % COLUMNS:
+            self.refuse(
+                value, f"norms of {heads.count} heads of {heads.size} columns; expected a multiple of {COLUMNS} in all"
+            )
+        factors = np.array([[factor], [1]], np.float32)
+        scale, bias = (np.stack([norm[i] for norm in norms if norm]) * factors for i in range(2))
+        return self._append(PartNorms, merged, scale, bias, norms[0][2])
+
     # -------------------------------------------------------------------------------------------------------- operands
 
     def _operand(self, reader: ir.Value, value: ir.Value | None, transposed: bool = False) -> _Operand:
@@ -253,7 +279,12 @@ class AttentionMapper(GraphMapper):
             value = self.skip_qdq(source)
         if transposed or not by_heads:
             self.refuse(reader, "expected a Transpose of the heads before it")
-        return _Operand(*self.heads_of(value), scale, norm, rotary)
+        rows = value.producer()
+        source = self.skip_qdq(rows.inputs[0]) if query.is_op(rows, "Reshape") and rows is not None else value
+        if (node := source.producer()) is None or not query.is_op(node, "LayerNormalization"):
+            return _Operand(*self.heads_of(value), scale, norm, rotary, None)
+        row_norm = self._layer_norm_parameters(source, node)
+        return _Operand(*self.heads_of(value, node.inputs[0]), scale, norm, rotary, row_norm)
 
     def _repeated(self, reshape: ir.Node) -> ir.Value | None:
         """Returns the heads that Unsqueeze, Expand and a Reshape repeat in place; None for another Reshape."""

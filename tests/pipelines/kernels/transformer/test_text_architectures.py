@@ -65,6 +65,12 @@ CASES = {
         "disentangled": Disentangled(30, to_content=False, shared=True),
         "attention": Attention(scale=32**0.5),
     },
+    "jina code": {
+        **GATED,
+        "alibi": True,
+        "attention": Attention(row_norm=True),
+        "norm": Norm(place="repeated"),
+    },
     "narrow embeddings": {"embedding": 32, "pooling": "mean_sqrt_len", "distinct_layers": 1},
 }
 
