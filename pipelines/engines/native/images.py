@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 # Version of the files of `store`: bump it when `from_graph`, the packed weights or the native object's methods change.
-VERSION = 45
+VERSION = 46
 SUFFIX = ".zoo"
 SIZES = 8  # of images with a program of their own
 logger = logging.getLogger(__name__)

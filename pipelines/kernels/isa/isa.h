@@ -321,7 +321,8 @@ struct Depthwise {
     int64_t channels, groups;    // channels: whole 16
     const int64_t *offsets;      // [4 * groups]
     int64_t x_step, out_step;    // bytes from one output pixel's window to the next, and from pixel to pixel
-    bool columns;                // three groups, each a column of a 3 x 3 window (the fourth tap has weight 0)
+    int64_t side;                // 3: of a window whose groups are columns (the fourth tap has weight 0); 5: of one whose groups are the first
+                                 // four rows of its columns, those of four columns of the last row, and the last tap; or 0
     const void *packed;          // see ImageKernels::pack_depthwise
     Requantization bytes;
 };

@@ -17,7 +17,8 @@ constexpr int64_t kFresh = 1 << 15;  // bytes of results that are still in L1 wh
 }  // namespace
 
 Pair ConvolutionShape::tap(int64_t t) const {
-    if (columns_of_three()) return t % 4 < 3 ? Pair{t % 4, t / 4} : Pair{-1, 0};
+    if (side() == 3) return t % 4 < 3 ? Pair{t % 4, t / 4} : Pair{-1, 0};
+    if (side() == 5 && t < 20) return {t % 4, t / 4};
     return t < rows * columns ? Pair{t / columns, t % columns} : Pair{-1, 0};
 }
 
@@ -179,7 +180,7 @@ void Network::convolution(int64_t x, int64_t out, const ConvolutionShape &shape,
                 offsets[t] = i < 0 ? offsets[t - 1] : i * dilations[0] * from.row() + j * dilations[1] * from.pitch;
             }
             const Depthwise layer{round_up(c.outputs, 16), c.tap_groups(), offsets.data(), strides[1] * from.pitch, to.pitch,
-                                  c.columns_of_three(),    packed,         of};
+                                  c.side(),                packed,         of};
             for (int64_t y = begin; y < end; ++y) {
                 isa_.images->depthwise(layer, window(s, y, 0), s.pixel(to, y, 0), width);
                 look_up(s.pixel(to, y, 0), width);
@@ -274,10 +275,13 @@ void Network::product(int64_t x, int64_t gate, int64_t out, const ByteProduct &p
     const bool pixel = layout(gate).height == 1 && layout(gate).width == 1;
     require(pixel || (layout(gate).height == layout(x).height && layout(gate).width == layout(x).width), "a product");
     step(out, {x, gate}, layout(out).height, [=](const Sample &s, int64_t begin, int64_t end) {
-        for (int64_t y = begin; y < end; ++y)
+        const int64_t pixels = layout(out).width * layout(out).pitch;
+        const bool follow = pixel && layout(x).row() == pixels && layout(out).row() == pixels;
+        const int64_t rows = follow ? end - begin : 1;
+        for (int64_t y = begin; y < end; y += rows)
             isa_.images->product(product, {s.pixel(layout(x), y, 0), layout(x).pitch},
                                  {s.pixel(layout(gate), pixel ? 0 : y, 0), pixel ? 0 : layout(gate).pitch},
-                                 {s.pixel(layout(out), y, 0), layout(out).pitch}, layout(out).width, layout(out).pitch);
+                                 {s.pixel(layout(out), y, 0), layout(out).pitch}, rows * layout(out).width, layout(out).pitch);
     });
 }
 

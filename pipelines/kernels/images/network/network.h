@@ -25,8 +25,8 @@ struct ConvolutionShape {
     bool dilated;                            // along a row
 
     bool depthwise() const { return groups > 1 && inputs == 1 && outputs == groups; }
-    int64_t tap_groups() const { return columns_of_three() ? 3 : (rows * columns + 3) / 4; }
-    bool columns_of_three() const { return rows == 3 && columns == 3; }
+    int64_t tap_groups() const { return side() == 3 ? 3 : (rows * columns + 3) / 4; }
+    int64_t side() const { return rows == columns && (rows == 3 || rows == 5) ? rows : 0; }  // of `Depthwise`
     Pair tap(int64_t t) const;  // row and column of the depthwise tap t, {-1, 0} for one that is none
     int64_t joined() const;     // groups of a block
     int64_t blocks() const { return (groups + joined() - 1) / joined(); }

@@ -48,8 +48,8 @@ inline void multiply_rows(const ByteProduct &p, const PixelRow<const uint8_t> &x
     }
 }
 
-void multiply_bytes(const ByteProduct &p, const PixelRow<const uint8_t> &x, const PixelRow<const uint8_t> &gate,
-                    const PixelRow<uint8_t> &out, int64_t pixels, int64_t channels) {
+inline void multiply_pixels(const ByteProduct &p, const PixelRow<const uint8_t> &x, const PixelRow<const uint8_t> &gate,
+                            const PixelRow<uint8_t> &out, int64_t pixels, int64_t channels) {
     (p.low != 0 || p.high != 255 ? multiply_rows<true> : multiply_rows<false>)(p, x, gate, out, pixels, channels);
 }
 

@@ -1,5 +1,6 @@
 // The image kernels in plain C++.
 #pragma once
+#include "isa/images/floats.h"
 #include "isa/images/kernels.h"
 
 namespace zoo {
@@ -76,6 +77,11 @@ void depthwise(const Depthwise &d, const uint8_t *x, uint8_t *out, int64_t n) {
 
 void lookup(const uint8_t *table, const uint8_t *x, uint8_t *out, int64_t n) {
     for (int64_t i = 0; i < n; ++i) out[i] = table[x[i]];
+}
+
+void multiply_bytes(const ByteProduct &p, const PixelRow<const uint8_t> &x, const PixelRow<const uint8_t> &gate, const PixelRow<uint8_t> &out,
+                    int64_t pixels, int64_t channels) {
+    multiply_pixels(p, x, gate, out, pixels, channels);
 }
 
 int64_t products(int64_t rounds) {

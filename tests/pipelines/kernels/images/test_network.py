@@ -28,6 +28,7 @@ from pipelines.kernels.images.steps import (
     Lookup,
     MaxPool,
     Pixels,
+    Product,
     Resampling,
     Selection,
     Stacking,
@@ -169,6 +170,22 @@ def test_depthwise(kernel: tuple[int, int], stride: int, channels: int) -> None:
     ]
     net = program((channels, 9, 11), [(9, 11, channels), (*counts, channels)], steps, 3)
     same_bits(net, rng.integers(0, 256, (1, channels, 9, 11), dtype=np.uint8))
+
+
+@pytest.mark.parametrize("channels", [16, 30, 64, 144, 208])
+@pytest.mark.parametrize(("scale", "bounds"), [(0.9, ()), (1e-12, ()), (0.9, (7, 200))])
+def test_products_by_one_pixel(channels: int, scale: float, bounds: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(channels)
+    shape, size = (5, 13, channels), 5 * 13 * channels
+    steps = [
+        Pixels(0, (), True),
+        Pixels(1, (), True, 0.0, 0, size),
+        Product(0, 1, 2, 11, 90, 0.03, 0.1, 0.003 * scale, 120, *bounds),
+        Dequantize(2, 0.5, 3),
+    ]
+    inputs = (("x", shape), ("gate", (1, 1, channels)))
+    net = program((size + channels,), [shape, (1, 1, channels), shape], steps, size, inputs=inputs)
+    same_bits(net, rng.integers(0, 256, (2, size + channels), dtype=np.uint8))
 
 
 @settings(max_examples=25)

@@ -4,6 +4,7 @@
 
 #include <type_traits>
 
+#include "isa/images/floats.h"
 #include "isa/images/kernels.h"
 #include "isa/x86/avx2/activation.h"
 
@@ -210,6 +211,11 @@ void depthwise(const Depthwise &d, const uint8_t *x, uint8_t *out, int64_t n) {
             _mm_storeu_si128(reinterpret_cast<__m128i *>(to), _mm_min_epu8(_mm_max_epu8(bytes, least), most));
         }
     }
+}
+
+void multiply_bytes(const ByteProduct &p, const PixelRow<const uint8_t> &x, const PixelRow<const uint8_t> &gate, const PixelRow<uint8_t> &out,
+                    int64_t pixels, int64_t channels) {
+    multiply_pixels(p, x, gate, out, pixels, channels);
 }
 
 int64_t products(int64_t rounds) {

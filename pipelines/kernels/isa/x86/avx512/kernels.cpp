@@ -5,6 +5,7 @@
 #include "isa/x86/avx512/images.h"
 #include "isa/x86/avx512/linear.h"
 #include "isa/x86/bytes/depthwise.h"
+#include "isa/x86/bytes/product.h"
 #include "isa/x86/bytes/products.h"
 #include "isa/x86/bytes/resample.h"
 

@@ -5,6 +5,7 @@
 #include "isa/x86/avx2/lookup.h"
 #include "isa/x86/avx_vnni/linear.h"
 #include "isa/x86/bytes/depthwise.h"
+#include "isa/x86/bytes/product.h"
 #include "isa/x86/bytes/products.h"
 #include "isa/x86/bytes/resample.h"
 #include "isa/x86/cpu.h"
