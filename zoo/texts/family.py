@@ -280,10 +280,10 @@ ZERO_SHOT = TextFamily(  # Yin et al. 2019, "Benchmarking Zero-shot Text Classif
 
 SPARSE_ENCODER = TextFamily(  # Formal et al. 2021, "SPLADE v2"
     name="sparse-encoder",
-    title="Sparse encoder: texts to weights of the vocabulary (SPLADE)",
+    title="Sparse encoder: texts to weights of the vocabulary (SPLADE, BGE-M3)",
     task="sparse embedding",
     module="sparse_encoder",
-    recipe=QuantRecipe(keep_float=(ATTENTION,), smooth=True),
+    recipe=QuantRecipe(keep_float=(rf"{ATTENTION}|sparse(\..*)?",), smooth=True),
     run_options=(
         COLUMN,
         RunOption("max_active_dims", int, None, "Number of tokens of a vector. [default: all above 0]"),

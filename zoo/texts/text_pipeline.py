@@ -61,6 +61,11 @@ class TextPipeline(TextInputs):
     EMBEDS: ClassVar[bool] = False
     MAX_WARNINGS: ClassVar[int] = 5
 
+    @property
+    def per_token(self) -> bool:
+        """Whether the output has a row a token."""
+        return self.PER_TOKEN
+
     def _open_native(self, model: Path | None) -> NativeTexts:
         """Opens the native encoder. Raises RequestError for an unsupported graph."""
         path = model or self._program(store)
@@ -193,7 +198,7 @@ class TextPipeline(TextInputs):
         lengths = mask.sum(axis=1)
         tokens = Tokens(ids[mask].astype(np.int32), types[mask].astype(np.int32), lengths, lengths < 0)
         outputs = self.compute(tokens)
-        return {self.OUTPUT: tokens.spread(outputs) if self.PER_TOKEN else outputs}
+        return {self.OUTPUT: tokens.spread(outputs) if self.per_token else outputs}
 
     def compute(self, tokens: Tokens) -> Floats:
         """Computes embeddings of texts, or logits of pairs.
@@ -210,12 +215,12 @@ class TextPipeline(TextInputs):
             self._validate(lambda: tokens.first(EXAMPLE).padded(self.config.inputs), *self._long_examples())
         if self._native is not None:
             return self._native.compute(tokens.ids, tokens.types, tokens.lengths, tokens.attended)
-        count = len(tokens.ids if self.PER_TOKEN else tokens.lengths)
+        count = len(tokens.ids if self.per_token else tokens.lengths)
         results = np.zeros((count, self.config.output_size), np.float32)
         for part, rows, indices in tokens.batches(self.batch_size, self.BATCH_TOKENS):
             batch = part.padded(self.config.inputs)
             outputs = self._session.run(batch)[self.OUTPUT]
-            if self.PER_TOKEN:
+            if self.per_token:
                 results[indices] = outputs[part.mask]
             else:
                 results[rows] = outputs

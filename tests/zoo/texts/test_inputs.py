@@ -52,6 +52,8 @@ def test_a_text_that_names_a_file_is_a_text(folders, encoder, tmp_path, monkeypa
         encoder([tmp_path / "note", "hello"])
     with pytest.raises(RequestError, match="found dict; expected"):
         encoder({"text": "the cat"})
+    with pytest.raises(RequestError, match=r"text 1 is \('the', 'cat'\); expected text"):
+        encoder([("the", "cat")])
     reranker = zoo.pipeline(folders[1])
     (tmp_path / "pair").write_text("the cat\tthe zoo\n")
     for raw in ("pair", ["pair"], ["pair", "pair"]):

@@ -85,7 +85,7 @@ class TextHandler(Handler):
             return super().compute(batches)
         tokens = Tokens.concatenated([Tokens(**batch) for batch in batches])
         outputs = self.pipeline.compute(tokens)
-        return {self.pipeline.OUTPUT: tokens.spread(outputs) if self.pipeline.PER_TOKEN else outputs}
+        return {self.pipeline.OUTPUT: tokens.spread(outputs) if self.pipeline.per_token else outputs}
 
     def extra_description(self) -> dict[str, Any]:
         """Returns the model's part of `/info` of text-embeddings-inference."""

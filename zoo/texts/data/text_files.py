@@ -113,7 +113,7 @@ def read_rows(
     """Reads rows of texts.
 
     Args:
-        data: Files, "-" for stdin, or rows: texts, or tuples of texts.
+        data: Files, "-" for stdin, or rows: texts, or tuples of texts. Rows may have more columns with `names` alone.
         count: Texts per row, 1 or 2.
         columns: Names of the columns, in order, or positions from 1 in CSV without a header; default: columns with
             usual names (`COLUMNS`), else the first columns of text.
@@ -139,7 +139,8 @@ def read_rows(
         raise RequestError(f"found {type(data).__name__}; expected files, or a list of texts")
     for number, sample in enumerate(data, 1):
         row = (sample,) if isinstance(sample, str) else tuple(sample) if isinstance(sample, list | tuple) else ()
-        if len(row) < width or not all(isinstance(part, str) for part in row[:count]):
+        lost = not names and len(row) > width  # of what is computed, no column may be left out
+        if len(row) < width or lost or not all(isinstance(part, str) for part in row[:count]):
             raise RequestError(
                 f"text {number} is {sample!r:.60}; expected {'text' if width == 1 else f'{width} columns'}"
             )

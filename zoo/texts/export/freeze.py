@@ -72,7 +72,7 @@ def export(config: ModelConfig, weights: Mapping[str, Floats], head: Head | None
         result = head.export(writer, x, ids, mask)
     else:
         result = writer.head(x, mask) if config.labels else writer.embedding(x, mask)
-    tokens = ["tokens"] if head is not None and head.PER_TOKEN else []
+    tokens = ["tokens"] if head is not None and head.per_token(config) else []
     result.shape = ir.Shape(["batch", *tokens, config.output_size])
     main.outputs.append(result)
     exported = ir.Model(main, ir_version=9)

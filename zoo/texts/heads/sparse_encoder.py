@@ -1,4 +1,9 @@
-"""Sparse encoders: a weight of every token of the vocabulary (Formal et al. 2021, "SPLADE v2")."""
+"""Sparse encoders: weights of tokens of the vocabulary.
+
+SPLADE (Formal et al. 2021, "SPLADE v2") weights all tokens by the head of a masked language model. The lexical weights
+of BGE-M3 (Chen et al. 2024, sparse_linear.pt) are of the tokens of the text alone: the largest of relu(layer(row)) of
+each, without special tokens.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +25,9 @@ from zoo.texts.heads.task_pipeline import SPARSE_ENCODER, TaskPipeline
 from zoo.texts.importers import sentence_modules
 from zoo.texts.models.architectures import architecture_of
 from zoo.texts.models.architectures.base import ConfigFile
-from zoo.texts.models.tensor_file import TensorFile
+from zoo.texts.models.config import ModelConfig
+from zoo.texts.models.head import HeadWeights, special_token
+from zoo.texts.models.tensor_file import TensorFile, read_pickled_layer
 from zoo.texts.models.weights import FILE
 from zoo.texts.text_pipeline import Floats
 
@@ -31,6 +38,8 @@ ACTIVATIONS = ("relu", "log1p_relu")  # of `SpladePooling`; the second one has a
 QUERIES = "queries.weight"  # name of the weights of tokens in queries
 WEIGHTS, POOLING = "weights", "SpladePooling"
 MASKED = -1e9  # logits of padding
+LEXICAL_LAYER, LEXICAL = "sparse_linear.pt", "lexical"  # of BGE-M3; feature with the tokens that have no weight
+UNWEIGHTED = ("cls_token", "eos_token", "sep_token", "pad_token", "unk_token")
 
 
 class SparseEncoder(MaskedLanguageHead):
@@ -44,13 +53,28 @@ class SparseEncoder(MaskedLanguageHead):
         """See `Head`: sentence-transformers has written the pooling of SPLADE."""
         return any(kind == POOLING for kind, _ in sentence_modules.read_modules(path))
 
+    def accepts(self, path: Path, name: str) -> bool:
+        """See `Head`: lexical weights need no head of a masked language model."""
+        return _is_lexical(path) or super().accepts(path, name)
+
     def outputs(self, config: Mapping[str, Any]) -> int:
         """See `Head`."""
         return architecture_of(config).read(ConfigFile(config)).vocabulary
 
+    def form(self, path: Path, network: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+        """See `Head`: of lexical weights one output a token."""
+        return {"labels": 1} if _is_lexical(path) else super().form(path, network, config)
+
+    def per_token(self, config: ModelConfig) -> bool:
+        """See `Head`."""
+        return config.labels == 1
+
     def features(self, path: Path, network: Path, config: Mapping[str, Any]) -> dict[str, Any]:
         """See `Head`; a folder without the pooling of SPLADE is read as with its defaults."""
         features: dict[str, Any] = {}
+        if _is_lexical(path):
+            tokens = (special_token(network, name) for name in UNWEIGHTED)
+            return {LEXICAL: [token for token in dict.fromkeys(tokens) if token]}
         for kind, folder in sentence_modules.read_modules(path):
             file = path / folder / sentence_modules.CONFIG
             settings = read_json(file) if kind == POOLING and file.is_file() else {}
@@ -66,7 +90,9 @@ class SparseEncoder(MaskedLanguageHead):
         return features
 
     def tables(self, path: Path, network: Path, features: Mapping[str, Any]) -> dict[str, NDArray[np.float32]]:
-        """See `Head`: the weights of tokens in queries, where these need no network (`SparseStaticEmbedding`)."""
+        """See `Head`: the layer of lexical weights; weights of queries without a network (`SparseStaticEmbedding`)."""
+        if LEXICAL in features:
+            return read_pickled_layer(path / LEXICAL_LAYER, "sparse")
         folder = sentence_modules.folder_of(sentence_modules.read_modules(path), sentence_modules.STATIC)
         if not folder:
             return {}
@@ -81,8 +107,23 @@ class SparseEncoder(MaskedLanguageHead):
             raise RequestError(f"its weights of queries ({folder}) are {shape}; expected {size} numbers")
         return {QUERIES: np.ascontiguousarray(weight)}
 
+    def weights(self, store: HeadWeights, config: ModelConfig) -> None:
+        """See `Head`: "sparse" of lexical weights.
+
+        Args:
+            store: Where they are taken from, and gathered.
+            config: Configuration of the network.
+        """
+        if config.labels == 1:
+            return store.linear("sparse", "sparse", 1, config.width)
+        return super().weights(store, config)
+
     def export(self, writer: Any, hidden: ir.Value, ids: ir.Value, mask: ir.Value) -> ir.Value:
         """See `Head`."""
+        result: ir.Value
+        if writer.config.labels == 1:
+            result = writer.add("Relu", [writer.linear(hidden, "sparse")], WEIGHTS)
+            return result
         x = writer.linear(self.transform(writer, hidden), "decoder")
         missing = writer.add("Sub", [writer.constant("one.int64", np.array(1)), mask], "absent", dtype=_int64())
         low = writer.add("Cast", [missing], "absent.float", to=1)
@@ -91,7 +132,7 @@ class SparseEncoder(MaskedLanguageHead):
         x = writer.add("Add", [x, low], "present")
         x = writer.add("ReduceMax", [x, writer.constant("token_axis", [1])], "largest", keepdims=0)
         x = writer.add("Add", [writer.add("Relu", [x], "positive"), writer.constant("one", 1.0)], "above_one")
-        result: ir.Value = writer.add("Log", [x], WEIGHTS)
+        result = writer.add("Log", [x], WEIGHTS)
         return result
 
     def pipeline(self) -> type[SparsePipeline]:
@@ -112,6 +153,12 @@ class SparseEncoder(MaskedLanguageHead):
         if next(iter(pipelines.values())).queries is not None:
             raise RequestError("found a sparse encoder whose queries have no network; it is not evaluated here")
         return metrics.evaluate(pipelines, data, on_error)
+
+
+def _is_lexical(path: Path) -> bool:
+    """Returns whether a folder has the layer of BGE-M3, and no pooling of SPLADE."""
+    kinds = [kind for kind, _ in sentence_modules.read_modules(path)]
+    return (path / LEXICAL_LAYER).is_file() and POOLING not in kinds
 
 
 def _inverse_document_frequencies(path: Path, folder: str, network: Path, size: int) -> NDArray[np.float32] | None:
@@ -155,6 +202,11 @@ class SparsePipeline(TaskPipeline):
         if not (name := self.folder.preprocessing.get("queries")):
             return None
         return TensorFile(self.folder.verify(FILE)).get(name)
+
+    @property
+    def per_token(self) -> bool:
+        """See `TextPipeline`: of lexical weights."""
+        return LEXICAL in self.folder.preprocessing
 
     def compute(self, tokens: Tokens) -> Floats:
         """See `TextPipeline.compute`: with another logarithm where the model has it.
@@ -241,6 +293,22 @@ class SparsePipeline(TaskPipeline):
         prefix = self.prompts.resolve(prompt)
         return self.configured(max_length=max_length, most=max_active_dims or 0, prompt=prefix)
 
+    def compute_texts(self, rows: Sequence[tuple[str, ...]], prompt: str | None = None) -> Floats:
+        """See `TextPipeline.compute_texts`; of lexical weights, columns are the tokens of all texts in order.
+
+        Args:
+            rows: Texts, as tuples.
+            prompt: See `TextPipeline.compute_texts`.
+        """
+        if not self.per_token:
+            return super().compute_texts(rows, prompt)
+        tokens = self.tokenize(rows, prompt)
+        columns = np.unique(tokens.ids)
+        dense = np.zeros((len(rows), len(columns)), np.float32)
+        for row, vector in zip(dense, self.decode(self.compute(tokens), tokens), strict=True):
+            row[np.searchsorted(columns, vector["indices"])] = vector["values"]
+        return dense
+
     def encode_query(self, inputs: str | Sequence[str], **options: Any) -> Any:
         """Computes sparse vectors with the prompt of queries, as `SparseEncoder.encode_query`.
 
@@ -279,13 +347,28 @@ class SparsePipeline(TaskPipeline):
 
     def decode(self, outputs: Floats, tokens: Tokens) -> list[Any]:
         """See `TaskPipeline.decode`."""
-        results = []
-        for row in outputs:
-            indices = np.flatnonzero(row > 0)
-            if self.most and len(indices) > self.most:
-                indices = np.sort(indices[np.argsort(-row[indices], kind="stable")[: self.most]])
-            results.append({"indices": indices, "values": row[indices]})
-        return results
+        if self.per_token:
+            ends = np.cumsum(tokens.lengths)[:-1]
+            parts = zip(np.split(tokens.ids, ends), np.split(outputs[:, 0], ends), strict=True)
+            return [self._largest(*self._lexical(*part)) for part in parts]
+        vocabulary = np.arange(outputs.shape[1])
+        return [self._largest(vocabulary, row) for row in outputs]
+
+    def _lexical(self, ids: NDArray[np.int32], weights: Floats) -> tuple[NDArray[np.int64], Floats]:
+        """Returns the tokens of a text without special ones, in order, and the largest weight of each."""
+        left_out = [self.tokenizer.number(token) for token in self.folder.preprocessing[LEXICAL]]
+        kept = ~np.isin(ids, [number for number in left_out if number is not None])
+        indices, places = np.unique(ids[kept].astype(np.int64), return_inverse=True)
+        largest = np.zeros(len(indices), np.float32)
+        np.maximum.at(largest, places, weights[kept])
+        return indices, largest
+
+    def _largest(self, indices: NDArray[np.int64], weights: Floats) -> dict[str, NDArray[Any]]:
+        """Returns the tokens with a weight above 0, or the `most` largest of them."""
+        chosen = np.flatnonzero(weights > 0)
+        if self.most and len(chosen) > self.most:
+            chosen = np.sort(chosen[np.argsort(-weights[chosen], kind="stable")[: self.most]])
+        return {"indices": indices[chosen], "values": weights[chosen]}
 
     def lines(self, result: Any) -> list[dict[str, Any]]:
         """See `TaskPipeline.lines`: a line a token."""

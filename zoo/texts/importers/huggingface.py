@@ -170,7 +170,7 @@ def _write(
     if not head and (others := sorted(file.name for file in path.glob(MORE_HEADS))):
         logger.warning(
             "%s has %s, which are not imported: the model returns its dense embeddings; for a vector of every token "
-            "run zoo import --format multi-vector-encoder",
+            "run zoo import --format multi-vector-encoder, for sparse vectors --format sparse-encoder",
             path,
             " and ".join(others),
         )
@@ -219,7 +219,7 @@ def read_features(
         raise RequestError(f"{named}{kind} has unsupported parts; known are {', '.join(MODEL_TYPES)}")
     if head is None:
         _require_encoder(path, config, pooling)
-    elif (name := _architecture(config)) and not name.endswith(head.ENDS):
+    elif (name := _architecture(config)) and not head.accepts(path, name):
         raise RequestError(f"found {name}, expected {' or '.join(f'...{end}' for end in head.ENDS)} for a {head.TITLE}")
     architecture = architecture_of(config)
     if head and (name := _architecture(config)).endswith(architecture.decoded):

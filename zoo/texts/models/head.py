@@ -123,6 +123,23 @@ class Head(abc.ABC):
         """
         return any(str(name).endswith(self.ENDS) for name in config.get("architectures") or [])
 
+    def accepts(self, path: Path, name: str) -> bool:
+        """Returns whether a network can have this head.
+
+        Args:
+            path: Folder of the model.
+            name: Name of its architecture in transformers.
+        """
+        return name.endswith(self.ENDS)
+
+    def per_token(self, config: ModelConfig) -> bool:
+        """Returns whether the output has a row a token.
+
+        Args:
+            config: Configuration of the network.
+        """
+        return self.PER_TOKEN
+
     def activation(self, config: Mapping[str, Any]) -> str:
         """Returns the activation of the first layer of the head, `ModelConfig.head_activation`.
 

@@ -17,6 +17,28 @@ from zoo.texts.models.config import Adapter
 DTYPES = ("F64", "F32", "F16", "BF16")
 
 
+def read_pickled_layer(file: Path, name: str) -> dict[str, Floats]:
+    """Reads a linear layer that torch has saved as a file of its own; nothing in it is executed.
+
+    Args:
+        file: The file.
+        name: Name of the layer in the result.
+
+    Returns:
+        {name.weight, name.bias}, float32.
+
+    Raises:
+        RequestError: The file is damaged.
+    """
+    with requires(f"importing {file.name}", "int8-zoo[import]"):
+        import torch
+    try:
+        state = torch.load(file, map_location="cpu", weights_only=True)
+        return {f"{name}.{key}": state[key].float().numpy() for key in ("weight", "bias")}
+    except Exception as error:  # classes of pickle and torch
+        raise RequestError(f"cannot read the weights in {file.name} ({one_line(error)}); copy it again") from error
+
+
 class TensorFile(Mapping[str, Floats]):
     """Float32 tensors of a safetensors file by name, read when they are asked for.
 

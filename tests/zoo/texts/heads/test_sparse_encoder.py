@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the train extra")
 pytest.importorskip("transformers", reason="the originals are its models")
 
-from helpers import text_models  # noqa: E402
+from helpers import multi_vector_models, text_models  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 
 import zoo  # noqa: E402
@@ -115,6 +115,31 @@ def test_queries_without_a_network_have_the_weights_of_their_tokens(tmp_path, is
     assert np.abs(vector["values"] - wanted[vector["indices"]]).max() < 1e-5
     with pytest.raises(RequestError, match="whose queries have no network; it is not evaluated"):
         zoo.evaluate(tmp_path / "ours", data=tmp_path / "theirs" / "config.json")
+
+
+def test_lexical_weights_of_bge_m3(tmp_path):
+    model, _, fast = multi_vector_models.bge(tmp_path / "theirs")
+    layer = torch.load(tmp_path / "theirs" / "sparse_linear.pt", weights_only=True)
+    zoo.import_model(tmp_path / "theirs", tmp_path / "ours", format="sparse-encoder")
+    ours = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime")
+    texts = [*text_models.TEXTS, "cat zebra cat"]
+    for text, vector, few in zip(texts, ours(texts), ours(texts, max_active_dims=2), strict=True):
+        encoding, wanted = fast(text, return_tensors="pt"), {}
+        with torch.no_grad():
+            rows = torch.relu(model(**encoding).last_hidden_state[0] @ layer["weight"][0] + layer["bias"])
+        for number, weight in zip(encoding["input_ids"][0].tolist(), rows.tolist(), strict=True):
+            if number not in fast.all_special_ids and weight > 0:
+                wanted[number] = max(weight, wanted.get(number, 0))
+        assert vector["indices"].tolist() == sorted(wanted)
+        assert np.allclose(vector["values"], [wanted[i] for i in sorted(wanted)], atol=1e-5)
+        assert {*few["indices"]} == {*sorted(wanted, key=wanted.get)[-2:]}
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("".join(f"{text}\t{texts[3]}\t{i}\n" for i, text in enumerate(texts)))
+    assert zoo.evaluate(tmp_path / "ours", data=pairs, engine="onnxruntime")["samples"] == len(texts)
+    if extension.isas():
+        native = zoo.pipeline(tmp_path / "ours", "int8", "native")
+        exact, int8 = (pipeline.compute_texts([(text,) for text in texts]) for pipeline in (ours, native))
+        assert np.abs(exact - int8).max() < 0.1
 
 
 def test_damaged_routers_are_refused(tmp_path):

@@ -172,7 +172,7 @@ class EmbedSparse(TeiApi):
         """
         vectors = [
             [{"index": index, "value": value} for index, value in zip(vector["indices"], vector["values"], strict=True)]
-            for vector in self.pipeline.decode(outputs[self.pipeline.OUTPUT], context)
+            for vector in self.pipeline.filled([""] * len(context.lengths), outputs[self.pipeline.OUTPUT], context)
         ]
         return orjson.dumps(vectors, option=orjson.OPT_SERIALIZE_NUMPY)
 

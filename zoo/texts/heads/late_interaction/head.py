@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.core.errors import RequestError, one_line, requires
+from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json
 from zoo.texts.heads.late_interaction import metrics
 from zoo.texts.heads.late_interaction.pipeline import VECTORS, MultiVectorPipeline
@@ -25,7 +25,7 @@ from zoo.texts.importers import sentence_modules
 from zoo.texts.importers.sentence_modules import SETTINGS, read_object
 from zoo.texts.models.config import DENSE_ACTIVATIONS, Dense, ModelConfig
 from zoo.texts.models.head import Head, HeadWeights, special_token
-from zoo.texts.models.tensor_file import TensorFile
+from zoo.texts.models.tensor_file import TensorFile, read_pickled_layer
 from zoo.texts.models.weights import FILE
 from zoo.texts.sentence_encoder import COSINE
 
@@ -161,14 +161,7 @@ def _is_bge(path: Path, config: Mapping[str, Any]) -> bool:
 
 
 def _bge_layer(path: Path) -> dict[str, NDArray[np.float32]]:
-    """Reads the weight and the bias of the layer; nothing in its file is executed."""
-    with requires(f"importing {BGE_LAYER}", "int8-zoo[import]"):
-        import torch
-    try:
-        state = torch.load(path / BGE_LAYER, map_location="cpu", weights_only=True)
-        return {f"dense.0.{name}": state[name].float().numpy() for name in ("weight", "bias")}
-    except Exception as error:  # classes of pickle and torch
-        raise RequestError(f"cannot read the weights in {BGE_LAYER} ({one_line(error)}); copy it again") from error
+    return read_pickled_layer(path / BGE_LAYER, "dense.0")
 
 
 def _bge_features(network: Path, config: Mapping[str, Any]) -> dict[str, Any]:
