@@ -186,7 +186,7 @@ def quality(exact: NDArray[Any], int8: NDArray[Any], labels: int, several: bool 
         For embeddings the cosines' {"mean", "minimum", "below_0.99": share}; for scores
         {"largest_change", "agreement"}: the largest change of a score before its activation; the share of texts or
         tokens with the same highest score (`several`: the same labels) or, with one score, the share of successive
-        texts in the same order. Of integers, only the share of equal rows.
+        texts in the same order, and "pearson", their correlation. Of integers, only the share of equal rows.
     """
     if exact.dtype == np.int64:
         return {"agreement": round(float((exact == int8).all(axis=1).mean()), 5)}
@@ -198,15 +198,18 @@ def quality(exact: NDArray[Any], int8: NDArray[Any], labels: int, several: bool 
             "minimum": round(float(cosines.min()), 5),
             f"below_{metrics.LOW}": round(float((cosines < metrics.LOW).mean()), 5),
         }
+    correlation = {}
     if several:
         same = ((exact > 0) == (int8 > 0)).all(axis=1)
     elif labels > 1:
         same = exact.argmax(axis=1) == int8.argmax(axis=1)
     else:
         same = np.signbit(np.diff(exact[:, 0])) == np.signbit(np.diff(int8[:, 0]))
+        correlation = {"pearson": round(metrics.pearson(exact[:, 0], int8[:, 0]), 5)}
     return {
         "largest_change": round(float(np.abs(exact - int8).max()), 5),
         "agreement": round(float(same.mean()), 5),
+        **correlation,
     }
 
 

@@ -52,7 +52,20 @@ def spearman(a: Floats, b: Floats) -> float:
     Returns:
         -1 to 1.
     """
-    x, y = ranks(a), ranks(b)
+    return pearson(ranks(a), ranks(b))
+
+
+def pearson(a: Floats, b: Floats) -> float:
+    """Computes Pearson's correlation; NaN if a vector is constant.
+
+    Args:
+        a: float [n].
+        b: float [n].
+
+    Returns:
+        -1 to 1.
+    """
+    x, y = np.asarray(a, np.float64), np.asarray(b, np.float64)
     x, y = x - x.mean(), y - y.mean()
     norm = float(np.sqrt((x @ x) * (y @ y)))
     return float(x @ y) / norm if norm else float("nan")

@@ -70,6 +70,7 @@ def test_an_imported_folder_holds_int8_and_links(tmp_path, few_texts):
 def test_scores_are_judged_by_change_and_agreement(tmp_path, few_texts, labels):
     quality = zoo.import_model(theirs(tmp_path / "theirs", labels), tmp_path / "ours", int8=True)["quality"]
     assert quality["largest_change"] > 0 and 0.5 < quality["agreement"] <= 1
+    assert quality.get("pearson", 1) > 0.9 and ("pearson" in quality) == (labels == 1)
 
 
 def test_labels_of_tokens_are_judged_on_texts(tmp_path, few_texts):

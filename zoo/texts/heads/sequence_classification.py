@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from pipelines.analysis.metrics import against_fp32
 from pipelines.core.errors import RequestError
+from zoo.texts import metrics
 from zoo.texts.data import text_files
 from zoo.texts.data.tokenizer import Tokens
 from zoo.texts.heads import labelled
 from zoo.texts.heads.task_pipeline import CLASSIFIER, TaskPipeline
-from zoo.texts.metrics import spearman
 from zoo.texts.models.config import SCORES
 from zoo.texts.models.head import Head, label_names
 from zoo.texts.text_pipeline import Floats
@@ -254,7 +254,7 @@ def evaluate(pipelines: Mapping[str, ClassificationPipeline], data: Any, on_erro
 
     Metrics of one label a text are accuracy and the mean of F1 over the classes (macro F1). With several labels a text
     (sigmoid) accuracy is the share of texts whose labels are all right, and F1 counts all labels together (micro F1).
-    Of a regression the metric is Spearman's correlation.
+    Of a regression the metrics are Spearman's and Pearson's correlation, and the mean squared error.
 
     Args:
         pipelines: Pipelines by precision, fp32 first.
@@ -287,7 +287,7 @@ def evaluate(pipelines: Mapping[str, ClassificationPipeline], data: Any, on_erro
 
 
 def _evaluate_regression(pipelines: Mapping[str, ClassificationPipeline], data: Any, on_error: str) -> dict[str, Any]:
-    """Evaluates Spearman's correlation of the scores with numbers."""
+    """Evaluates correlations of the scores with numbers, and the mean squared error."""
     first = next(iter(pipelines.values()))
     report, errors = labelled.reporter(first, on_error)
     texts, numbers = [], []
@@ -300,7 +300,15 @@ def _evaluate_regression(pipelines: Mapping[str, ClassificationPipeline], data: 
     if len(texts) < 2 or np.ptp(numbers) == 0:
         raise RequestError(f"found {len(texts)} texts, expected several with different numbers: text TAB number")
     scores = {name: pipeline.compute_texts(texts)[:, 0] for name, pipeline in pipelines.items()}
-    measured = {name: {"spearman": spearman(predicted, np.array(numbers))} for name, predicted in scores.items()}
+    expected = np.array(numbers)
+    measured = {
+        name: {
+            "spearman": metrics.spearman(predicted, expected),
+            "pearson": metrics.pearson(predicted, expected),
+            "mse": float(np.mean((predicted - expected) ** 2)),
+        }
+        for name, predicted in scores.items()
+    }
     compared = against_fp32(
         measured,
         dict,
