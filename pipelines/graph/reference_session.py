@@ -26,7 +26,9 @@ SHARED_WEIGHT_BYTES = 1 << 16  # minimum bytes of weights that sessions share
 LARGEST = 64  # batch size that an exporter is expected to leave in a graph
 
 
-def options(quick: bool = False, lean: bool = False, prepack: bool = True) -> ort.SessionOptions:
+def options(
+    quick: bool = False, lean: bool = False, prepack: bool = True, shapes_first: bool = False
+) -> ort.SessionOptions:
     """Returns session options with all optimizations off.
 
     Args:
@@ -34,8 +36,11 @@ def options(quick: bool = False, lean: bool = False, prepack: bool = True) -> or
         lean: Take the memory of activations from one arena for all lean sessions, see `release`. Arenas of
             single sessions would add up; without an arena the system clears the pages of every run.
         prepack: Copy weights into the layout of the kernels. False saves the memory of the copies.
+        shapes_first: Compute Shape and Size as soon as they can be, so that the values that they read can be freed.
     """
     settings = ort.SessionOptions()
+    if shapes_first:
+        settings.execution_order = ort.ExecutionOrder.PRIORITY_BASED
     level = ort.GraphOptimizationLevel
     settings.graph_optimization_level = level.ORT_ENABLE_ALL if quick else level.ORT_DISABLE_ALL
     settings.log_severity_level = 4  # errors come as exceptions

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 VERSION = 46
 SUFFIX = ".zoo"
 SIZES = 8  # of images with a program of their own
+CHECKED = (1, 2, 9)  # samples that are validated; more than 8 do not pass through layers of many weights at once
 logger = logging.getLogger(__name__)
 
 
@@ -161,7 +162,8 @@ class _NetworkSession(Asynchronous):
 
     def __init__(self, path: Path, threads: int, sizes: Sequence[int] = (), *, validate: bool = True) -> None:
         machine.require_threads(threads)
-        self._unvalidated = NativeModel(unvalidated, path, path, threads, [tuple(sizes)]) if validate else None
+        model = NativeModel(unvalidated, path, path, threads, [tuple(sizes)], sizes=CHECKED)
+        self._unvalidated = model if validate else None
         self.path, self.threads = path, threads
         programs = packed(path, sizes)
         try:

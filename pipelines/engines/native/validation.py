@@ -1,6 +1,6 @@
 """Validation of native kernels against ONNX Runtime, before the first use of a model on a machine, in a child process.
 
-Results are compared with those of int8.onnx at batch sizes 1, 2, 8, a large one and that of the caller, and in further
+Results are compared with those of int8.onnx at batch sizes from 1 to a large one and that of the caller, and in further
 batches of other shapes, such as long texts. The results of a sample in a batch are compared with those of the sample
 alone. The tolerance is larger for models that amplify rounding, measured with and without ONNX Runtime's optimizations.
 The result is cached per machine.
@@ -31,8 +31,8 @@ from pipelines.kernels import extension
 
 logger = logging.getLogger(__name__)
 
-VERSION = 10  # of verdicts: bump it when the checks change, or the results of kernels
-SIZES = (1, 2, 8, 128)  # batch sizes that every model is checked at
+VERSION = 11  # of verdicts: bump it when the checks change, or the results of kernels
+SIZES = (1, 2, 8, 128)  # batch sizes that models are checked at, unless they name others
 BUDGET = 2.0  # seconds until no further batch size is checked; that of the caller always is
 ROUNDING = 1000  # times the difference that optimizations of the reference make; native kernels differ by 40 times it
 SAME = 1e-6  # difference of a sample alone and in a batch, as a share of the power; only float remainders have any
@@ -76,6 +76,7 @@ class NativeModel:
         threads: Intra-op threads.
         names: Further arguments of `open` and `expected`, such as names of inputs.
         expected: Opens the reference; takes its path, the number of threads, `names`, and whether to optimize it.
+        sizes: Batch sizes to check.
     """
 
     open: Callable[..., Run]
@@ -84,6 +85,7 @@ class NativeModel:
     threads: int
     names: Sequence[Any] = ()
     expected: Callable[..., Expected] = onnxruntime
+    sizes: Sequence[int] = SIZES
 
     @property
     def key(self) -> str:
@@ -125,7 +127,7 @@ def _remembered(model: NativeModel, key: str, batch: Batch, others: Sequence[Bat
             return str(files.read_json(path)["fault"])
         except (KeyError, TypeError, ZooError):
             path.unlink(missing_ok=True)
-    few = {name: array[: SIZES[-1]] for name, array in batch.items()}
+    few = {name: array[: model.sizes[-1]] for name, array in batch.items()}
     # the child process may have been started in another folder
     absolute = replace(model, path=model.path.absolute(), reference=model.reference.absolute())
     request = {"native": absolute, "form": "native kernels", "batch": few, "others": others, "home": settings.home()}
@@ -167,7 +169,7 @@ def compare(model: NativeModel, batch: Batch, *others: Batch) -> dict[str, Any]:
             one = run(alone)
             expect(alone, one)
     result: dict[str, Any] = {"difference": 0.0, "fault": "", "refused": False, "sizes": []}
-    sizes = dict.fromkeys((count, *(SIZES if one else ())))
+    sizes = dict.fromkeys((count, *(model.sizes if one else ())))
     for samples, size in (*((batch, size) for size in sizes), *((other, length(other)) for other in others)):
         is_slow = seconds * size > BUDGET / 2 or time.perf_counter() - start > BUDGET
         if samples is batch and result["sizes"] and is_slow:

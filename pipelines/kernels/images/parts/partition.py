@@ -377,10 +377,17 @@ def sample_shapes(model: ir.Model) -> dict[str, tuple[int, ...]]:
 
 
 def _computed_shapes(model: ir.Model, names: Sequence[str], batch: int) -> dict[str, tuple[int, ...]]:
-    """The shapes of values as ONNX Runtime computes them."""
+    """The shapes of values as ONNX Runtime computes them; no value is kept longer than other operators need it."""
     copy = model.clone()
-    wanted = set(names)
-    copy.graph.outputs[:] = [value for node in copy.graph for value in node.outputs if value.name in wanted]
+    wanted, taken = set(names), query.used_names(copy.graph)
+    values = [value for node in copy.graph for value in node.outputs if value.name in wanted]
+    copy.graph.outputs.clear()
+    for value in (value for value in values if not isinstance(value.type, ir.SequenceType)):
+        node = ir.node("Shape", [value])
+        (shape,) = node.outputs
+        shape.name, shape.type = edit.unique(f"{value.name}.shape", taken), ir.TensorType(ir.DataType.INT64)
+        copy.graph.append(node)
+        copy.graph.outputs.append(shape)
     feeds = {}
     for value in model.graph.inputs:
         shape = query.dimensions(value)
@@ -388,14 +395,15 @@ def _computed_shapes(model: ir.Model, names: Sequence[str], batch: int) -> dict[
             return {}
         feeds[str(value.name)] = np.zeros([batch, *(size or 0 for size in shape[1:])], value.dtype.numpy())
     try:
-        opened = reference_session.session(copy, "dividing it needs")
-        arrays = reference_session.run(opened, feeds)
+        opened = reference_session.session(copy, "dividing it needs", reference_session.options(shapes_first=True))
+        shapes = reference_session.run(opened, feeds)
     except ZooError:
         return {}
+    read = (node.inputs[0] for output in copy.graph.outputs if (node := output.producer()) is not None)
     return {
-        str(value.name): array.shape[1:]
-        for value, array in zip(copy.graph.outputs, arrays, strict=True)
-        if isinstance(array, np.ndarray) and array.ndim and array.shape[0] == batch  # a sequence is a list
+        str(value.name): tuple(shape[1:].tolist())
+        for value, shape in zip(read, shapes, strict=True)
+        if value is not None and shape[:1].tolist() == [batch]
     }
 
 
