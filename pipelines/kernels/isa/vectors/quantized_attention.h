@@ -54,15 +54,22 @@ inline const float *positioned(const QuantizedAttention &a, const float *x, cons
     if (norm) {
         const float inverse = inverse_rms(x, a.size, a.epsilon);
         for (int64_t j = 0; j < a.size; ++j) out[j] = (x[j] * inverse) * norm[j];
-    } else {
-        std::memcpy(out, x, static_cast<size_t>(a.size) * 4);
+        x = out;
     }
     if (!a.cos) return out;
     const float *cos = a.cos + position * a.turned, *sin = a.sin + position * a.turned;
-    for (int64_t j = 0; j < a.turned; ++j) {
-        const float low = out[j], high = out[a.turned + j];
-        out[j] = low * cos[j] - high * sin[j], out[a.turned + j] = high * cos[j] + low * sin[j];
-    }
+    const auto turn = [&](auto zero, int64_t j) {
+        using V = decltype(zero);
+        V low, high, c, s;
+        std::memcpy(&low, x + j, sizeof(V)), std::memcpy(&high, x + a.turned + j, sizeof(V));
+        std::memcpy(&c, cos + j, sizeof(V)), std::memcpy(&s, sin + j, sizeof(V));
+        const V first = low * c - high * s, second = high * c + low * s;
+        std::memcpy(out + j, &first, sizeof(V)), std::memcpy(out + a.turned + j, &second, sizeof(V));
+    };
+    int64_t j = 0;
+    for (; j + kVecLanes <= a.turned; j += kVecLanes) turn(Vec{}, j);
+    for (; j < a.turned; ++j) turn(0.0f, j);
+    for (j = 2 * a.turned; x != out && j < a.size; ++j) out[j] = x[j];
     return out;
 }
 
@@ -215,10 +222,8 @@ inline V weight_code(V x) {
     return times_power(p, shifted) + kRoundToInt;
 }
 
-// The codes of the weights of n keys by their scores, which are written up to `room`; returns their sum.
-inline float weight_codes(float *scores, int64_t n, int64_t room, Code *codes) {
-    for (int64_t t = n; t < room; ++t) scores[t] = -INFINITY;
-    const float base = max_of(scores, room);
+// The codes of the weights of `room` keys by their scores, of which `base` is the largest; returns their sum.
+inline float weight_codes(const float *scores, float base, int64_t room, Code *codes) {
     IntVec total{};
     const auto take = [&](int64_t key, Vec shifted) {
         const IntVec code = reinterpret_cast<IntVec>(shifted) & 0xFF;
@@ -258,9 +263,9 @@ void attend(const QuantizedAttention &a, const Head &head, int64_t h, const floa
                             [&](int row, int64_t key, IntVec sums) {
         store_float(head.scores + row * room + key, __builtin_convertvector(sums, Vec) * head.factor[row]);
     });
-    float share[Count];
+    float share[Count], base[Count];
     for (int row = 0; row < Count; ++row) {
-        float *scores = head.scores + row * room - begin, factor = head.factor[row];
+        float *scores = head.scores + row * room - begin;
         const int64_t own = first + row;
         int64_t key = begin;
         for (; a.rows && key + 2 * kVecLanes <= begin + columns; key += 2 * kVecLanes) add_position_scores<2>(a, head, row, own, key, scores);
@@ -268,7 +273,12 @@ void attend(const QuantizedAttention &a, const Head &head, int64_t h, const floa
         for (int64_t t = begin; bias && t < end; ++t) scores[t] = scores[t] + bias[own * a.bias_row + t] * kLog2E;
         for (int64_t t = begin; t < own - a.before; ++t) scores[t] = -INFINITY;
         const int64_t last = end - own > a.after ? own + a.after + 1 : end;
-        share[row] = 1.0f / weight_codes(scores + begin, last - begin, columns, head.weights + row * room) + (factor - factor);  // NaN of what is not finite
+        for (int64_t t = last; t < begin + columns; ++t) scores[t] = -INFINITY;
+        base[row] = max_of(scores + begin, columns);
+    }
+    for (int row = 0; row < Count; ++row) {  // which do not wait for the largest score of the next
+        const float factor = head.factor[row];
+        share[row] = 1.0f / weight_codes(head.scores + row * room, base[row], columns, head.weights + row * room) + (factor - factor);  // NaN of what is not finite
     }
     product_rows<Count, false>(head.weights, room, round_up(end - begin, kTerms) / kTerms, head.values + begin / kTerms * size, size, size, nullptr,
                         [&](int row, int64_t column, IntVec sums) {
