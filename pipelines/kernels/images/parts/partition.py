@@ -381,13 +381,14 @@ def _computed_shapes(model: ir.Model, names: Sequence[str], batch: int) -> dict[
     copy = model.clone()
     wanted, taken = set(names), query.used_names(copy.graph)
     values = [value for node in copy.graph for value in node.outputs if value.name in wanted]
+    read = [value for value in values if not isinstance(value.type, ir.SequenceType)]
     copy.graph.outputs.clear()
-    for value in (value for value in values if not isinstance(value.type, ir.SequenceType)):
-        node = ir.node("Shape", [value])
-        (shape,) = node.outputs
-        shape.name, shape.type = edit.unique(f"{value.name}.shape", taken), ir.TensorType(ir.DataType.INT64)
-        copy.graph.append(node)
-        copy.graph.outputs.append(shape)
+    for value in read:
+        shape_node = ir.node("Shape", [value])
+        output = shape_node.outputs[0]
+        output.name, output.type = edit.unique(f"{value.name}.shape", taken), ir.TensorType(ir.DataType.INT64)
+        copy.graph.append(shape_node)
+        copy.graph.outputs.append(output)
     feeds = {}
     for value in model.graph.inputs:
         shape = query.dimensions(value)
@@ -399,11 +400,10 @@ def _computed_shapes(model: ir.Model, names: Sequence[str], batch: int) -> dict[
         shapes = reference_session.run(opened, feeds)
     except ZooError:
         return {}
-    read = (node.inputs[0] for output in copy.graph.outputs if (node := output.producer()) is not None)
     return {
-        str(value.name): tuple(shape[1:].tolist())
-        for value, shape in zip(read, shapes, strict=True)
-        if value is not None and shape[:1].tolist() == [batch]
+        str(value.name): tuple(sizes[1:].tolist())
+        for value, sizes in zip(read, shapes, strict=True)
+        if sizes[:1].tolist() == [batch]
     }
 
 
