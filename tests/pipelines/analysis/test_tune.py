@@ -103,6 +103,7 @@ def test_the_search_keeps_a_model_that_meets_the_goal(net, data, tmp_path, all_o
     assert result["best"]["drop"] == pytest.approx(1 - agreement, abs=0.02)
 
 
+@pytest.mark.slow
 def test_two_searches_try_the_same_and_leave_the_same_model(net, data, tmp_path):
     results = [search(net, data, tmp_path / name / "int8.onnx", max_drop=-1.0) for name in "ab"]
     assert [[trial["name"], trial["drop"], trial["sqnr_db"], trial["sha256"]] for trial in results[0]["trials"]] == [

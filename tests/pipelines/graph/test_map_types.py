@@ -1,10 +1,13 @@
 """Files of sklearn's exporters: a ZipMap, which makes a sequence of maps, and classes that are strings."""
 
+import itertools
+
 import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
 from helpers.arrays import normals
+from helpers.tiers import one_in
 
 import zoo
 from pipelines.core.errors import RequestError
@@ -33,8 +36,9 @@ def classifier(zip_map="", keys="classlabels_strings"):
     return proto
 
 
-@pytest.mark.parametrize("keys", ["classlabels_strings", "classlabels_int64s"])
-@pytest.mark.parametrize("zip_map", ["", "ZipMap"])
+@pytest.mark.parametrize(
+    ("keys", "zip_map"), one_in(3, itertools.product(["classlabels_strings", "classlabels_int64s"], ["", "ZipMap"]))
+)
 def test_classifiers_are_quantized(zip_map, keys, tmp_path):
     onnx.save(classifier(zip_map, keys), tmp_path / "float.onnx")
     x = normals(2)(200, 20)

@@ -252,6 +252,7 @@ needs_bf16 = pytest.mark.skipif(not machine.has_bf16(), reason="the CPU does not
 
 @pytest.mark.usefixtures("shared_home")
 @needs_bf16
+@pytest.mark.slow
 def test_bf16_is_a_precision_like_others(tmp_path: Path) -> None:
     sample = zoo.SHIPPED / NAMES[0] / "sample.tsv.gz"
     lines = gzip.decompress(sample.read_bytes()).splitlines()[:2000]

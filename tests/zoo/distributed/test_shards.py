@@ -211,6 +211,7 @@ def test_the_native_form_is_part_of_a_run(log, small, tmp_path, monkeypatch):
     run_shard(CLICKS, inputs, out, "2/2")  # a run of 0.2 goes on
 
 
+@pytest.mark.slow
 def test_shards_at_once_write_what_one_process_writes(log, small, tmp_path):
     """Every shard is a first use of its own: byte for byte, and the way that computed it is named."""
     command = [sys.executable, "-m", "zoo", "run", CLICKS, str(log / "a.csv"), "-o", str(tmp_path / "out"), "--shard"]

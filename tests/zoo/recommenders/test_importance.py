@@ -49,6 +49,7 @@ def test_columns_are_sorted_by_the_drop_of_the_auc(tmp_path, capsys):
     assert len(scores) == 1500 and "importance" not in zoo.evaluate(tmp_path / "model", log)
 
 
+@pytest.mark.slow
 def test_every_label_has_its_own(tmp_path, capsys):
     log = write(tmp_path / "log.csv", 1500, bought=True)
     settings = {name: value for name, value in SETTINGS.items() if name != "hidden"}

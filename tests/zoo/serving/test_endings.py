@@ -54,6 +54,7 @@ def _tried(server: Server, line: bytes) -> None:
         server.ask(RUN, line, TSV)
 
 
+@pytest.mark.slow
 def test_a_worker_that_computes_what_nobody_waits_for_is_replaced(
     start: Callable[..., Server], lines: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:

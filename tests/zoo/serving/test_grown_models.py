@@ -35,7 +35,7 @@ def days(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("how", ["link", "folder"])
+@pytest.mark.parametrize("how", [pytest.param("link", marks=pytest.mark.slow), "folder"])
 def test_a_grown_model_takes_the_place_of_the_served_one(
     start: Callable[..., Server], days: Path, tmp_path: Path, how: str
 ) -> None:

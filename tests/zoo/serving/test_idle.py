@@ -37,7 +37,8 @@ def few(start: Callable[..., Server]) -> Server:
     return start("wide-deep-criteo", "--workers", "1", files=64)
 
 
-@pytest.mark.parametrize("data", [PARTS[0], *(pytest.param(part, marks=pytest.mark.slow) for part in PARTS[1:])])
+@pytest.mark.parametrize("data", PARTS)
+@pytest.mark.slow
 def test_more_idle_connections_than_files_leave_the_server_to_others(few: Server, data: bytes) -> None:
     with idle(few, 80, data) as clients:
         begin = time.monotonic()
@@ -61,6 +62,7 @@ def test_thousands_of_idle_connections_delay_nobody(server: Server, lines: list[
             assert time.monotonic() - begin < 5
 
 
+@pytest.mark.slow
 def test_a_connection_is_closed_when_it_is_idle_after_a_response(few: Server) -> None:
     with idle(few, 1, b"GET /v2/health/live HTTP/1.1\r\nhost: x\r\n\r\n") as (client,):
         client.settimeout(15)

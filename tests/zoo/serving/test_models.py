@@ -218,6 +218,7 @@ def test_photos_come_as_bytes_or_as_a_form(start: Callable[..., Server], opened:
         assert status == 400 and "\n" not in json.loads(text)["error"]
 
 
+@pytest.mark.slow
 def test_new_files_are_switched_to_without_a_lost_request(
     start: Callable[..., Server], home: Path, tmp_path: Path, lines: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -124,6 +124,7 @@ def test_models_without_items(start: Callable[..., Server], request_parts: Any) 
     assert status == 400 and "not rank" in json.loads(text)["error"]
 
 
+@pytest.mark.slow
 def test_a_catalogue_is_exchanged_under_load(start: Callable[..., Server], request_parts: Any, tmp_path: Path) -> None:
     pipeline, user, items = request_parts
     file = tmp_path / "items.csv"

@@ -66,7 +66,7 @@ def test_an_imported_folder_holds_int8_and_links(tmp_path, few_texts):
     assert zoo.pipeline(ours, precision="fp32")(["a"])
 
 
-@pytest.mark.parametrize("labels", [1, 3])
+@pytest.mark.parametrize("labels", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_scores_are_judged_by_change_and_agreement(tmp_path, few_texts, labels):
     quality = zoo.import_model(theirs(tmp_path / "theirs", labels), tmp_path / "ours", int8=True)["quality"]
     assert quality["largest_change"] > 0 and 0.5 < quality["agreement"] <= 1
@@ -85,6 +85,7 @@ def test_several_labels_of_a_text_are_judged_together():
     assert default_calibration.quality(exact, int8, 3, several=True)["agreement"] == 0.5
 
 
+@pytest.mark.slow
 def test_answers_are_judged_by_their_tokens(tmp_path, few_texts):
     source = theirs(tmp_path / "theirs")
     for name in ("modules.json", "model.safetensors"):

@@ -60,7 +60,7 @@ def reranker(tmp_path_factory):
     return path / "ours"
 
 
-@pytest.mark.parametrize("kind", text_models.CONFIGS)
+@pytest.mark.parametrize("kind", one_in(2, text_models.CONFIGS))
 @pytest.mark.parametrize(("labels", "pooling", "normalize"), [(0, "mean", True), (0, "max", False), (2, "cls", False)])
 def test_an_imported_model_computes_what_transformers_does(tmp_path, kind, labels, pooling, normalize):
     folder, model = folder_of(tmp_path, kind=kind, labels=labels, pooling=pooling, normalize=normalize)
@@ -344,7 +344,7 @@ def test_pairs_whose_texts_are_queries_with_quotes_are_kept(tmp_path):
     assert row.texts == ('5" disk', 'the "cat', "1") and not row.error
 
 
-@pytest.mark.parametrize("scored", [False, True])
+@pytest.mark.parametrize("scored", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_fine_tuning_goes_on_after_an_interruption_to_the_same_weights(tmp_path, scored, monkeypatch):
     from zoo.texts.training import train as training
 

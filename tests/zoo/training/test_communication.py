@@ -66,6 +66,7 @@ def said(tmp_path_factory) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_all_ways_give_the_same_gradients(said):
     exact, *others = said["means"].values()
     for means in others:
@@ -73,6 +74,7 @@ def test_all_ways_give_the_same_gradients(said):
     assert others[-1] == exact  # a static graph
 
 
+@pytest.mark.slow
 def test_what_is_quicker_by_more_than_noise_is_taken(said):
     choice = said["found"]
     assert choice["communication"]["hook"] == "bf16"
@@ -81,6 +83,7 @@ def test_what_is_quicker_by_more_than_noise_is_taken(said):
     assert all(0 <= share < 1 for share in choice["share"])
 
 
+@pytest.mark.slow
 def test_what_is_not_quicker_stays_as_it_was_and_is_remembered(said):
     kept = said["kept"]
     assert kept["communication"]["hook"] == "bf16"

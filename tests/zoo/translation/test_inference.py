@@ -513,6 +513,7 @@ def test_a_folder_without_its_vocabulary_is_named(translator, tmp_path):
     assert len(Vocabulary.read(Path(folder.path) / "vocabulary.model")) > 20
 
 
+@pytest.mark.slow
 def test_benchmark_times_whole_translations_in_both_engines(translator, texts, tmp_path, capsys):
     (tmp_path / "in.txt").write_text("\n".join(texts))
     command = [

@@ -102,6 +102,7 @@ def _ensure(path, gate):
     zoo.load(path).ensure(NATIVE)
 
 
+@pytest.mark.slow
 def test_two_processes_may_build_at_once(shipped, tmp_path):
     path = tmp_path / "model"
     shutil.copytree(shipped.path, path, ignore=shutil.ignore_patterns("native*"))

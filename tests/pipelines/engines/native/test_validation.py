@@ -251,6 +251,7 @@ def student(tmp_path_factory):
     return path, program
 
 
+@pytest.mark.slow
 def test_translations_are_validated_short_and_long_alone_and_in_batches(student):
     sources = [np.arange(10, 10 + size) for size in (5, 9, 7)]
     batch = translation_check.example(sources, 40, PAD)

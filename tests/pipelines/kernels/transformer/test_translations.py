@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from helpers.arrays import floats
+from helpers.tiers import one_in
 from helpers.transformer_programs import dense, every_isa, same
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -148,7 +149,7 @@ def reference_translations(pre, beam, best, penalty, fixed):
 @every_isa
 @pytest.mark.parametrize("pre", [True, False])
 @pytest.mark.parametrize(
-    ("beam", "best", "penalty"), [(1, 1, 1.0), (4, 1, 1.0), (4, 4, 0.6), (3, 2, 0.0), (16, 3, 1.0)]
+    ("beam", "best", "penalty"), one_in(2, [(1, 1, 1.0), (4, 1, 1.0), (4, 4, 0.6), (3, 2, 0.0), (16, 3, 1.0)])
 )
 @pytest.mark.parametrize("fixed", [False, True])
 def test_translations_are_those_of_the_reference(isa, pre, beam, best, penalty, fixed):

@@ -40,7 +40,7 @@ def network(name):
     return model(RESIDUAL, **arrays, b1=normal(32), b3=normal(8)), (6, 16)
 
 
-@pytest.mark.parametrize("name", ["mlp", "mobile", "residual"])
+@pytest.mark.parametrize("name", ["mlp", pytest.param("mobile", marks=pytest.mark.slow), "residual"])
 def test_more_work_loses_nothing_and_the_least_is_no_worse_than_minmax(name):
     net, shape = network(name)
 

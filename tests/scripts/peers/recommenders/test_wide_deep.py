@@ -194,6 +194,7 @@ def test_what_is_wrong_with_a_request_is_one_line(arguments: list[str], capsys: 
     assert said.out == ""
 
 
+@pytest.mark.slow
 def test_engines_in_processes_of_their_own_make_a_report(tmp_path: Path, require_fields) -> None:
     names = ["onnxruntime-fp32", "zoo-onnxruntime"]
     options = [

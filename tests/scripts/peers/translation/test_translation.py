@@ -9,6 +9,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from helpers.tiers import one_in
 
 import zoo
 from pipelines.core.errors import RequestError
@@ -160,7 +161,7 @@ def test_int8_weights_take_a_quarter(torch, exporter, vocabulary, tmp_path) -> N
 @pytest.mark.parametrize(
     "name", ["zoo-native", "zoo-shortlist", "zoo-int8", "zoo-fp32", "torch-fp32", "torch-naive", "ctranslate2-fp32"]
 )
-@pytest.mark.parametrize("beam", [1, 3])
+@pytest.mark.parametrize("beam", one_in(2, [1, 3]))
 def test_all_engines_take_exactly_so_many_steps(torch, folder, name, beam, monkeypatch) -> None:
     if name.startswith("ctranslate2"):
         pytest.importorskip("ctranslate2", reason="needs the peers extra")

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from helpers.criteo_logs import EMPTY, SHARED, buckets, line, read, read_rows, same, synthetic_lines
+from helpers.tiers import one_in
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -212,7 +213,7 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize(("row", "kind", "message"), BROKEN)
+@pytest.mark.parametrize(("row", "kind", "message"), one_in(2, BROKEN))
 def test_a_broken_row_is_named(tmp_path, small_blocks, row, kind, message):
     file = tmp_path / "rows.tsv"
     good = synthetic_lines(20)

@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+from helpers.tiers import one_in
 
 import zoo
 from pipelines.core.errors import RequestError
@@ -195,7 +196,7 @@ def test_next_items_of_a_catalogue(next_items):
 
 
 @pytest.mark.parametrize(
-    "settings", [{"block": "hstu", "heads": "2"}, {"negatives": "8", "blocks": "1"}, {"past": "0.1"}]
+    "settings", one_in(3, [{"block": "hstu", "heads": "2"}, {"negatives": "8", "blocks": "1"}, {"past": "0.1"}])
 )
 def test_options_of_sasrec(log, tmp_path, settings):
     sizes = SMALL | {"hidden": "8", "epochs": "1", "refit": "false"} | settings

@@ -277,6 +277,7 @@ def whole(start, log, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_rows_go_once_before_the_channels(whole):
     names = {path.name for path in (whole / "out/checkpoint").iterdir() if path.is_dir()}
     assert names == {
@@ -287,7 +288,8 @@ def test_rows_go_once_before_the_channels(whole):
     assert sizes["embedding_size"] + sum(sizes["hidden"]) <= 0.7 * (32 + 48 + 32)
 
 
-@pytest.mark.parametrize("steps", [3, pytest.param(17, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("steps", [3, 17])
+@pytest.mark.slow
 def test_interrupted_and_gone_on_it_leaves_the_same_bytes(whole, start, log, tmp_path, steps):
     options = {"strategy": whole / "compress.json", "settings": dict(SETTINGS)}
     broken_off(Trainer, steps, lambda: zoo.finetune(start, log, tmp_path / "out", **options))

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from helpers.click_logs import log_of_ages
 from helpers.serving import Server, wait_until
+from helpers.tiers import one_in
 
 import zoo
 from pipelines.core.errors import RequestError
@@ -70,7 +71,7 @@ def is_served(server: Server, days: Days, number: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize("engine", [FORM, "auto", "onnxruntime"])
+@pytest.mark.parametrize("engine", one_in(3, [FORM, "auto", "onnxruntime"]))
 def test_deltas_are_applied_in_order_and_taken_back(
     start: Callable[..., Server], days: Days, tmp_path: Path, engine: str
 ) -> None:

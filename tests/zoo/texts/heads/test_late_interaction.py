@@ -137,7 +137,7 @@ def test_the_check_of_native_kernels_covers_tokens_that_are_not_attended_to(tmp_
     assert validation.compare(subject, batch)["difference"] > validation.ALIKE
 
 
-@pytest.mark.parametrize("attend", [False, True])
+@pytest.mark.parametrize("attend", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_expansion_beyond_the_window_of_local_attention(tmp_path, attend):
     """The last tokens have no key within the window of 8 tokens: attention is 0, as that of torch."""
     made = models.stanford(tmp_path / "theirs", "modernbert", query_maxlen=30, attend_to_mask_tokens=attend)

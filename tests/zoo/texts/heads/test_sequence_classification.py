@@ -194,7 +194,7 @@ def test_several_labels_a_text_and_numbers(tmp_path):
     assert evaluate(opened, tmp_path / "data.tsv")["metrics"]["fp32"] == pytest.approx(wanted, abs=1e-6)
 
 
-@pytest.mark.parametrize("typed", [True, False])
+@pytest.mark.parametrize("typed", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_pairs_have_the_token_types_that_the_tokenizer_names(tmp_path, typed):
     import torch
 

@@ -95,7 +95,7 @@ def routed(folder, fast, weights, *, query="query_0_SparseStaticEmbedding"):
         save_file({"weight": torch.tensor(weights)}, folder / query / "model.safetensors")
 
 
-@pytest.mark.parametrize("is_json", [False, True])
+@pytest.mark.parametrize("is_json", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_queries_without_a_network_have_the_weights_of_their_tokens(tmp_path, is_json):
     model, fast = text_models.write_task(tmp_path / "theirs", "AutoModelForMaskedLM")
     weights = np.linspace(0.5, 3, 64, dtype=np.float32)

@@ -41,7 +41,7 @@ def expected(model, pairs):
     return rows
 
 
-@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("scaled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_scores_are_those_of_transformers(tmp_path, scaled):
     model = write(tmp_path / "theirs", "ForSequenceClassification", scale_embedding=scaled)
     zoo.import_model(tmp_path / "theirs", tmp_path / "ours", format="text-classification")

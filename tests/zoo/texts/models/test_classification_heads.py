@@ -10,6 +10,7 @@ transformers = pytest.importorskip("transformers", reason="the originals are its
 
 from helpers import text_models, text_networks  # noqa: E402
 from helpers.text_networks import CONFIGS  # noqa: E402
+from helpers.tiers import one_in  # noqa: E402
 
 import zoo  # noqa: E402
 
@@ -63,7 +64,7 @@ def test_logits_are_those_of_transformers(tmp_path, kind):
     assert np.abs(outputs - expected).max() < 1e-5 * max(1, np.abs(expected).max())
 
 
-@pytest.mark.parametrize("pooling", ["late", "mean", "bos"])
+@pytest.mark.parametrize("pooling", one_in(3, ["late", "mean", "bos"]))
 def test_poolings_of_eurobert_are_native(tmp_path, monkeypatch, pooling):
     monkeypatch.setitem(SETTINGS, "eurobert", {"classifier_pooling": pooling})
     network = write(tmp_path / "theirs", "eurobert")

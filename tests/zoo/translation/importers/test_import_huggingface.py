@@ -228,7 +228,7 @@ def test_tokens_of_fsmt_are_translated_without_the_words_of_moses(originals, mon
         pytest.param("gelu", "native", marks=pytest.mark.slow),
         pytest.param("gelu_new", "native", marks=pytest.mark.slow),
         pytest.param("gelu_pytorch_tanh", "native", marks=pytest.mark.slow),  # as gelu_new
-        ("quick_gelu", "native"),
+        pytest.param("quick_gelu", "native", marks=pytest.mark.slow),
         pytest.param("silu", "native", marks=pytest.mark.slow),  # as swish of "marian"
         ("tanh", "onnxruntime"),
     ],
@@ -613,6 +613,7 @@ def test_it_is_a_model_folder_like_any_other(originals, tmp_path):
         zoo.pipeline(folder, "fp32")
 
 
+@pytest.mark.slow
 def test_a_folder_holds_the_weights_no_more_often_than_running_needs(originals, tmp_path):
     original = originals("marian", d_model=128, encoder_ffn_dim=512, decoder_ffn_dim=512)
     path, texts = tmp_path / "folder", folders.sentences(12, 5)

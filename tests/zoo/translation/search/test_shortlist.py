@@ -95,6 +95,7 @@ def test_what_is_known_of_a_model_names_its_shortlist(listed, translator, tmp_pa
         zoo.pipeline(listed, "fp32")
 
 
+@pytest.mark.slow
 def test_a_model_that_goes_on_or_is_cut_keeps_its_shortlist_and_its_search(listed, language, tmp_path):
     pytest.importorskip("torch", reason="needs the train extra")
     card = read_json(listed / "card.json")

@@ -121,7 +121,8 @@ def whole(translator, pairs, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("steps", [2, pytest.param(5, marks=pytest.mark.slow), pytest.param(9, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("steps", [2, 5, 9])
+@pytest.mark.slow
 def test_interrupted_in_any_step_and_gone_on_it_leaves_the_same_bytes(
     whole, translator, pairs, tmp_path, monkeypatch, steps
 ):
@@ -135,6 +136,7 @@ def test_interrupted_in_any_step_and_gone_on_it_leaves_the_same_bytes(
         assert (tmp_path / "out/checkpoint" / name).read_bytes() == (whole / "out/checkpoint" / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_a_speed_is_measured_on_this_machine(translator, pairs, tmp_path):
     settings = TUNED | {"epochs": "1"}
     with pytest.raises(RequestError, match=r"found .*x with all groups pruned, expected 50x; choose a lower goal"):

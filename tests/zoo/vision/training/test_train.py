@@ -145,6 +145,7 @@ def test_bad_images_are_counted(tmp_path):
     assert read_json(tmp_path / "out" / "train.json")["rows"] == {"train": 71, "held_out": 24, "left_out": 1}
 
 
+@pytest.mark.slow
 def test_photos_are_decoded_by_workers_to_the_same_weights(tmp_path):
     random = np.random.default_rng(0)
     for label, color in COLORS.items():
@@ -290,6 +291,7 @@ def two(tmp_path, pictures):
     return TwoProcesses("tests.zoo.vision.training.test_train", pictures, tmp_path)
 
 
+@pytest.mark.slow
 def test_two_processes_train_one_model(tmp_path, two):
     two.train(tmp_path / "out")
     assert {path.name for path in (tmp_path / "out").iterdir()} == MADE

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from helpers.tiers import one_in
 
 from pipelines.engines.native.recommender_files import CLASSES
 from pipelines.kernels import extension, program_file
@@ -60,7 +61,7 @@ def batch(stored, n, seed=0):
     return (np.random.default_rng(seed).random((n, len(stored.rows))) ** 6 * stored.rows).astype(np.int32)
 
 
-@pytest.mark.parametrize("memory", [0, 1000, 100_000, 2_000_000])
+@pytest.mark.parametrize("memory", one_in(2, [0, 1000, 100_000, 2_000_000]))
 def test_rows_from_the_file_give_the_bits_of_tables_in_memory(stored, memory):
     cached = cached_tables(stored, memory)
     for isa in extension.isas():

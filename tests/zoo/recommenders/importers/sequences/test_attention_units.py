@@ -6,6 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from helpers import ranker_packages as packages
+from helpers.tiers import one_in
 
 from pipelines.engines.onnxruntime import OnnxRuntimeSession
 from pipelines.graph import io
@@ -159,7 +160,7 @@ FORMS = [
 ]
 
 
-@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("form", one_in(2, FORMS), ids=str)
 def test_forms(form, tmp_path, monkeypatch):
     path, ranker = ranker_of(tmp_path, **form)
     assert ranker.family == "din" and ranker.difference <= 1e-5, ranker.why

@@ -5,6 +5,7 @@ import warnings
 import numpy as np
 import pytest
 from helpers import ranker_packages as packages
+from helpers.tiers import one_in
 
 from pipelines.engines.onnxruntime import OnnxRuntimeSession
 from pipelines.graph import io
@@ -105,7 +106,7 @@ FORMS = [{}, {"heads": 4}, {"own": True}, {"own": True, "target_first": True}, {
 FORMS += [{"opset": 14}, {"sizes": True}, {"sizes": True, "opset": 14, "target_first": True}]
 
 
-@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("form", one_in(2, FORMS), ids=str)
 def test_forms(form, tmp_path):
     path, ranker = ranker_of(tmp_path, **form)
     assert ranker.family == "bst" and ranker.difference <= 1e-5, ranker.why
