@@ -58,7 +58,7 @@ def load_network(
     with requires("training text encoders", "int8-zoo[train]"):
         import transformers
     transformers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.set_verbosity_error() # a new layer is a warning
+    transformers.utils.logging.set_verbosity_error()  # a new layer is a warning
     architecture, options = ARCHITECTURES[config.kind], dict(changes)
     if architecture.native:
         values = {**architecture.native(config, content), **changes}
