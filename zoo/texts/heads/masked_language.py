@@ -114,7 +114,7 @@ class MaskedLanguageHead(Head):
             store.norm("transform_norm", names.norm, width)
         if f"{names.decoder}.weight" in store.tensors:
             store.take("decoder.weight", f"{names.decoder}.weight", config.vocabulary, width)
-        else:  # tied to the embedding
+        elif "token.weight" in store.network:  # tied to the embedding; without it, the network has errors of its own
             store.weights["decoder.weight"] = store.network["token.weight"]
         bias = names.bias if names.bias in store.tensors else f"{names.decoder}.bias"
         if bias in store.tensors or config.kind not in UNBIASED:

@@ -89,6 +89,11 @@ def test_a_file_without_the_head_is_refused(tmp_path):
     (tmp_path / "theirs" / "config.json").write_text(json.dumps({**values, "architectures": ["AlbertForMaskedLM"]}))
     with pytest.raises(RequestError, match="no head of a masked language model, such as cls.pred"):
         zoo.import_model(tmp_path / "theirs", tmp_path / "ours")
+    text_models.write_task(tmp_path / "other", TASK)
+    config = json.loads((tmp_path / "other/config.json").read_text())
+    (tmp_path / "other/config.json").write_text(json.dumps({**config, "vocab_size": 99}))
+    with pytest.raises(RequestError, match=r"word_embeddings.weight \[64, 32\], expected \[99, 32\]"):
+        zoo.import_model(tmp_path / "other", tmp_path / "ours")
 
 
 def test_a_network_with_a_pooling_is_a_sentence_encoder(tmp_path):
