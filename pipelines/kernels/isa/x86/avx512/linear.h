@@ -137,8 +137,10 @@ inline void linear(const Linear &l, const RowEpilogue &epilogue, const uint8_t *
     for (int64_t first = 0; first < n; first += kRows) {
         const int64_t rows = n - first < kRows ? n - first : kRows, blocks = (rows + kTile - 1) / kTile;
         const int64_t height = blocks == 1 ? rows : rows / blocks, higher = rows - height * blocks;  // as equal heights as can be
-        for (int64_t b = 0, row = first; b < blocks; row += height + (b < higher), ++b)
-            counts[b] = active_groups(x + row * x_stride, x_stride, height + (b < higher), groups, lists + b * room);
+        counts[0] = active_groups(x + first * x_stride, x_stride, height + (higher > 0), groups, lists);
+        const bool whole = counts[0] == groups;  // rows without zeros: all blocks take the list of the first one
+        for (int64_t b = 1, row = first + height + (higher > 0); b < blocks; row += height + (b < higher), ++b)
+            counts[b] = whole ? groups : active_groups(x + row * x_stride, x_stride, height + (b < higher), groups, lists + b * room);
         // The blocks share in bringing the next 64 columns' weights, or what lies behind them, often the next layer's: the first block would
         // wait for memory else, and all others find them in L2. One block of several rows waits for memory anyway.
         const int64_t lines = blocks > 3 ? 1 : blocks > 1 ? 2 : 0;
@@ -149,7 +151,7 @@ inline void linear(const Linear &l, const RowEpilogue &epilogue, const uint8_t *
         for (int64_t column = 0; column < l.outputs; column += 64, weight += 256 * groups)
             for (int64_t b = 0, row = first; b < blocks; row += height + (b < higher), ++b)
                 of[height + (b < higher)](l, epilogue, weight, reinterpret_cast<const char *>(weight) + (256 + 64 * (lines * b % 4)) * groups, row,
-                                          column, x + row * x_stride, x_stride, lists + b * room, counts[b], out, out_stride);
+                                          column, x + row * x_stride, x_stride, lists + (whole ? 0 : b * room), counts[b], out, out_stride);
     }
 }
 
