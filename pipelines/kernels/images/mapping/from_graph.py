@@ -185,10 +185,10 @@ class ImageMapping(Layers):
         try:
             self._by_rule(node)
         except RequestError as error:
-            value = node.inputs[0] if node.inputs else None
-            is_mapped = value is not None and isinstance(self.values.get(value), Bytes | Pending)
+            mapped = [isinstance(self.values.get(value), Bytes | Pending) for value in node.inputs if value is not None]
+            is_mapped = mapped[:1] == [True]
             try:
-                if node.op_type in ORDERS and is_mapped:
+                if is_mapped and (node.op_type in ORDERS or (node.op_type == "MatMul" and all(mapped))):
                     self._viewed(node, error)
                 elif node.op_type in ROWS and is_mapped:
                     self._in_rows(node)

@@ -189,7 +189,7 @@ class Walk:
         self.constants = Constants(model)
         self._tensors_of: dict[tuple[Any, ...], int] = {}
         self.absorbed: set[ir.Node] = set()  # operators that a step before computes, too
-        self.first: tuple[Input, np.float32 | None, int, int] | None = None  # and the qparams, tensor of the input
+        self.pixels: dict[tuple[Input, np.float32 | None, int], int] = {}  # tensor by layout, qparams of the input
 
     # ------------------------------------------------------------------------------------------------------- quantized
 
@@ -216,16 +216,16 @@ class Walk:
 
     def _pixels(self, image: Input, scale: np.float32 | None, zero: int) -> int:
         """The tensor of the input; quantized where it is float, unless `scale` is None."""
-        if self.first is not None:
-            if self.first[:3] != (image, scale, zero):
-                raise RequestError("reads the input with other qparams or another layout than an earlier operator")
-            return self.first[3]
+        if (image, scale, zero) in self.pixels:
+            return self.pixels[image, scale, zero]
         height, width = self.shape[:2] if image.stored else self.shape[1:]
         channels = self.shape[2] if image.stored else self.shape[0]
         make = self._new_floats if self.reals and scale is None else self._new
         tensor = make((height, width, channels + len(image.fills)))
-        self.steps.insert(0, Pixels(tensor, image.fills, image.stored, float(scale or 0), zero))
-        self.first = (image, scale, zero, tensor)
+        first = self.steps[0] if self.pixels else None  # bytes, if there are any: its pixels may take 4 bytes
+        later = isinstance(first, Pixels) and (tensor in self.floats or first.out not in self.floats)
+        self.steps.insert(int(later), Pixels(tensor, image.fills, image.stored, float(scale or 0), zero))
+        self.pixels[image, scale, zero] = tensor
         return tensor
 
     def _read(self, node: ir.Node, position: int = 0) -> Bytes:

@@ -109,6 +109,16 @@ def test_a_residual_block_in_float_is_whole(tmp_path: Path) -> None:
     assert len(kinds) == 9  # and a copy of bytes, and the result
 
 
+def test_an_input_that_is_read_as_floats_and_as_bytes_of_two_scales(tmp_path: Path) -> None:
+    """Branches on the image, as FastViT and MobileOne have before their fusion."""
+    g = Graph()
+    scales = (0.02, 0.03)
+    ways = [g.layer("Conv", g.quantize("image", scale, 120), (16, 3, 1, 1), scale) for scale in scales]
+    x = g.add("Add", [float_conv(g, "image", (16, 3, 3, 3), pads=[1] * 4), g.add("Add", ways)])
+    y = g.quantize(g.layer("Conv", g.quantize(x, 0.1, 120), (8, 16, 1, 1), 0.1), 0.2, 120)
+    assert check(g, g.save(tmp_path / "m.onnx", [3, 16, 16], y)).count(Pixels) == 3
+
+
 def test_layers_of_tokens_in_float_are_whole(tmp_path: Path) -> None:
     g = Graph()
     x = patches(g)

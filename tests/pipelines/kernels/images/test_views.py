@@ -385,19 +385,25 @@ def test_a_sum_of_tokens_in_rows_of_another_length(tmp_path: Path) -> None:
     assert kinds.count(Gathering) == 1
 
 
-@pytest.mark.parametrize(("key", "value"), [(8, 16), (16, 8), (5, 10), (16, 16)])
-def test_attention_of_pixels_whose_tokens_are_last(key: int, value: int, tmp_path: Path) -> None:
-    """YOLO11's: values times turned weights, with keys of fewer channels, beside a depthwise convolution of values."""
-    g, heads = Graph(), 2
+@pytest.mark.parametrize(("key", "value", "heads"), [(8, 16, 2), (16, 8, 2), (5, 10, 2), (16, 16, 2), (8, 16, 1)])
+def test_attention_of_pixels_whose_tokens_are_last(key: int, value: int, heads: int, tmp_path: Path) -> None:
+    """YOLO11's: values times turned weights, with keys of fewer channels, beside a depthwise convolution of values.
+
+    One head, as SHViT's, has no axis.
+    """
+    g, axes = Graph(), [heads] if heads > 1 else []
+    turned = [*range(len(axes) + 1), len(axes) + 2, len(axes) + 1]
     x = g.quantize(g.layer("Conv", g.quantize("image", 0.02, 120), (24, 3, 2, 2), 0.02, strides=[2, 2]), 0.05, 120)
     both = g.quantize(g.layer("Conv", x, (heads * (2 * key + value), 24, 1, 1), 0.05), 0.05, 118)
-    both = g.add("Reshape", [both, g.constant(np.array([-1, heads, 2 * key + value, 64]))])
+    both = g.add("Reshape", [both, g.constant(np.array([-1, *axes, 2 * key + value, 64]))])
     split = f"v{len(g.nodes)}"
     parts = [f"{split}{part}" for part in "qkv"]
-    g.nodes.append(helper.make_node("Split", [both, g.constant(np.array([key, key, value]))], parts, axis=2))
-    scores = g.add("MatMul", [g.add("Transpose", [parts[0]], perm=[0, 1, 3, 2]), parts[1]])
+    g.nodes.append(
+        helper.make_node("Split", [both, g.constant(np.array([key, key, value]))], parts, axis=len(axes) + 1)
+    )
+    scores = g.add("MatMul", [g.add("Transpose", [parts[0]], perm=turned), parts[1]])
     weight = g.add("Softmax", [g.add("Mul", [scores, g.constant(np.float32(key**-0.5))])], axis=-1)
-    y = g.add("MatMul", [parts[2], g.add("Transpose", [weight], perm=[0, 1, 3, 2])])
+    y = g.add("MatMul", [parts[2], g.add("Transpose", [weight], perm=turned)])
     size = g.constant(np.array([-1, heads * value, 8, 8]))
     y, v = g.add("Reshape", [y, size]), g.quantize(g.add("Reshape", [parts[2], size]), 0.05, 118)
     place = g.layer("Conv", v, (heads * value, 1, 3, 3), 0.05, group=heads * value, pads=[1, 1, 1, 1])
