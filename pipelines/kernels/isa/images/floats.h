@@ -53,10 +53,12 @@ inline void multiply_pixels(const ByteProduct &p, const PixelRow<const uint8_t> 
     (p.low != 0 || p.high != 255 ? multiply_rows<true> : multiply_rows<false>)(p, x, gate, out, pixels, channels);
 }
 
-void quantize_floats(const float *x, float factor, int32_t zero, int64_t n, uint8_t *out) {
+// clip(rint(scaled(x)) + zero, 0, 255), NaN as 0
+template <class Scaled>
+inline void quantize_vectors(const float *x, int32_t zero, int64_t n, uint8_t *out, Scaled scaled) {
     const float low = static_cast<float>(-zero), high = static_cast<float>(255 - zero);
     const auto bytes = [&](const float *from, uint8_t *to) {
-        const Vec value = load_float<Vec>(from) * factor;
+        const Vec value = scaled(load_float<Vec>(from));
         store_bytes(to, value == value ? value : Vec{}, low, high, zero);
     };
     const int64_t whole = n / kVecLanes * kVecLanes;
@@ -67,6 +69,14 @@ void quantize_floats(const float *x, float factor, int32_t zero, int64_t n, uint
     std::memcpy(tail, x + whole, static_cast<size_t>(n - whole) * sizeof(float));
     bytes(tail, tail_bytes);
     std::memcpy(out + whole, tail_bytes, static_cast<size_t>(n - whole));
+}
+
+void quantize_bytes(const float *x, float scale, int32_t zero, int64_t n, uint8_t *out) {
+    quantize_vectors(x, zero, n, out, [=](Vec value) { return value / scale; });
+}
+
+void quantize_floats(const float *x, float factor, int32_t zero, int64_t n, uint8_t *out) {
+    quantize_vectors(x, zero, n, out, [=](Vec value) { return value * factor; });
 }
 
 void add_floats(const float *a, const float *b, int64_t n, float *out) {

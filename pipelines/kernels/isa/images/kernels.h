@@ -95,13 +95,6 @@ inline void global_mean(const Window &w, int32_t x_zero, float scale, int32_t ze
     for (; begin < count; begin += 16) global_mean_of<int32_t, 16>(w, x_zero, scale, zero, out, begin);
 }
 
-inline void quantize_bytes(const float *x, float scale, int32_t zero, int64_t n, uint8_t *out) {
-    for (int64_t i = 0; i < n; ++i) {
-        const float value = x[i] / scale;
-        out[i] = static_cast<uint8_t>(to_byte(value == value ? value : 0.0f, -zero, 255 - zero) + zero);
-    }
-}
-
 inline void interleave(const uint8_t *const *planes, uint8_t fill, int64_t n, uint8_t *out) {
     const uint8_t *a = planes[0], *b = planes[1], *c = planes[2];
     const uint32_t last = static_cast<uint32_t>(fill) << 24;

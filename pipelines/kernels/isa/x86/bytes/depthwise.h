@@ -133,7 +133,7 @@ ZOO_INLINE inline void tiles_of_five(int64_t n, const Depthwise &d, const int8_t
 
 template <class Store>
 void depthwise_of_five(const Depthwise &d, const int8_t *w, const uint8_t *x, uint8_t *out, int64_t n, int64_t stride, Store store) {
-    constexpr int64_t kColumns = 32, kTile = kInts == 16 ? 5 : 2;  // columns at a time; pixels whose sums and a group's weights fill the registers
+    constexpr int64_t kColumns = 32, kTile = 5;  // columns at a time; pixels whose sums and a group's weights fill the registers
     const int64_t *offsets = d.offsets, step = offsets[4] - offsets[0], most = (kColumns - 5) / stride + 1;
     Ints quads[kColumns][8];
     for (int64_t first = 0, count; first < n; first += count) {
@@ -164,8 +164,9 @@ void depthwise_with(const Depthwise &d, const int8_t *w, const uint8_t *x, uint8
     if (d.side == 3 && d.x_step == step) return depthwise_block<2>(d, w, x, out, n, store);
     if (d.side == 3 && d.x_step == 2 * step) return depthwise_block<1>(d, w, x, out, n, store);
     if (d.side == 3 && d.x_step == 4 * step) return depthwise_block<0>(d, w, x, out, n, store);
-    for (int64_t stride : {1, 2, 4})
-        if (d.side == 5 && d.x_step == stride * step) return depthwise_of_five(d, w, x, out, n, stride, store);
+    if constexpr (kInts == 16)  // sixteen registers hold the sums of too few pixels
+        for (int64_t stride : {1, 2, 4})
+            if (d.side == 5 && d.x_step == stride * step) return depthwise_of_five(d, w, x, out, n, stride, store);
     depthwise_block<-1>(d, w, x, out, n, store);
 }
 
