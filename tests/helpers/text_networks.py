@@ -328,7 +328,6 @@ NATIVE = {  # what transformers itself calls networks of custom code, by their m
     "qwen2": {"is_causal": False, "auto_map": None},
     "llama_bidirec": {"model_type": "llama", "is_causal": False, "auto_map": None},
 }
-NOT_NATIVE = ("deberta-v2-xl",)  # with parts that have no native kernels
 ABSOLUTE = ("albert", "xlm-roberta-xl")  # a text has other positions after padding
 LONG = " ".join(["the", "zebra", "sat,", "and", "a", "cat?", "no!"] * 60)  # longer than windows of real models
 TEXTS = [*text_models.TEXTS, LONG, "!", "a b " * 100]

@@ -17,6 +17,7 @@ from pipelines.kernels.transformer.operations import (
     GatedActivation,
     LayerNorm,
     Linear,
+    Neighbours,
     PartNorms,
     QuantizedAttention,
     Recurrence,
@@ -94,6 +95,8 @@ def compile_program(
                 native.recurrence(operation.input, residual, operation.out)
             case Attention():
                 native.attention(operation.input, operation.heads, operation.out)
+            case Neighbours():
+                native.neighbours(operation.input, operation.count, operation.out)
             case QuantizedAttention():
                 _add_attention(native, operation)
             case SelfAttention():

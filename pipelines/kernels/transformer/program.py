@@ -20,6 +20,7 @@ from pipelines.kernels.transformer.operations import (
     GatedActivation,
     LayerNorm,
     Linear,
+    Neighbours,
     Operation,
     PartNorms,
     QuantizedAttention,
@@ -33,7 +34,7 @@ from pipelines.kernels.transformer.operations import (
 )
 
 ROW_OPERATIONS = (LayerNorm, PartNorms, RMSNorm, Linear, Activation, GatedActivation, Scale, Sum)
-ENCODER_OPERATIONS = (*ROW_OPERATIONS, Attention, QuantizedAttention)
+ENCODER_OPERATIONS = (*ROW_OPERATIONS, Attention, QuantizedAttention, Neighbours)
 DECODER_OPERATIONS = (*ROW_OPERATIONS, SelfAttention, Recurrence, CrossAttention)
 
 

@@ -82,6 +82,14 @@ void Encoder::quantized_attention(int64_t in, int64_t heads, int64_t key_heads, 
     attentions_.push_back(attention);
 }
 
+void Encoder::neighbours(int64_t in, int64_t count, int64_t out) {
+    require_open("neighbours");
+    const int64_t width = read(in, "neighbours").width;
+    if (count < 1 || count % 2 == 0 || count > kMaxWidth / width)
+        refuse("neighbours", text(count) + " rows of " + text(width) + " columns; expected an odd number");
+    append(Kind::kNeighbours, in, out, count * width).size = count;
+}
+
 void Encoder::finish(int64_t in) {
     require_open("the result");
     read(in, "the result");
@@ -104,6 +112,17 @@ void Encoder::embed(const int32_t *tokens, int64_t n, const int32_t *types, int6
     for (int64_t i = 0; i < n; ++i) {
         const int64_t type = types ? types[i] : 0;
         embed_row(tokens[i], by_position_ ? i + type * longest : type, out.values + i * out.stride);
+    }
+}
+
+void Encoder::join(const Operation &operation, const Rows &in, int64_t n, int64_t attended, const Rows &out) const {
+    const int64_t count = operation.size, width = operation.width / count;
+    for (int64_t r = 0; r < n; ++r) {
+        float *to = out.values + r * out.stride;
+        for (int64_t t = r - count / 2; t <= r + count / 2; ++t, to += width) {
+            if (t < 0 || t >= attended) std::fill_n(to, width, 0.0f);
+            else std::copy_n(in.values + t * in.stride, width, to);
+        }
     }
 }
 
@@ -148,6 +167,8 @@ Rows Encoder::encode(Encoding &work, const int32_t *tokens, const int64_t *first
             const int64_t begin = first[sentence] - first[0], rows = first[sentence + 1] - first[sentence];
             if (operation.kind == Kind::kEmbed)
                 embed(tokens + begin, rows, types ? types + begin : nullptr, longest, rows_from(out, begin));
+            else if (operation.kind == Kind::kNeighbours)
+                join(operation, rows_from(in, begin), rows, attended ? attended[sentence] : rows, rows_from(out, begin));
             else
                 attend(work, operation, rows_from(in, begin), rows, attended ? attended[sentence] : rows, 0, operation.heads, rows_from(out, begin));
         }
@@ -193,6 +214,8 @@ Rows Encoder::encode_together(const std::vector<std::unique_ptr<Encoding>> &work
                       [&](const Operation &operation, const Rows &in, const Rows &out, int64_t begin, int64_t heads) {
                           if (operation.kind == Kind::kEmbed)
                               embed(tokens, n, types, longest, out);
+                          else if (operation.kind == Kind::kNeighbours)
+                              join(operation, in, n, attended, out);
                           else
                               attend(work, operation, in, n, attended, begin, heads, out);
                       });

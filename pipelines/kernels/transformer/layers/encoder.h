@@ -41,6 +41,8 @@ class Encoder : public Layers {
                              const std::optional<std::tuple<Array, Array, float>> &norm, const std::optional<std::pair<Array, Array>> &rotary,
                              const std::optional<Array> &rows, const std::optional<std::pair<Array, Array>> &to_position,
                              const std::optional<std::pair<Array, Array>> &to_content, int64_t out);
+    // `count` rows side by side, see `Neighbours`.
+    void neighbours(int64_t in, int64_t count, int64_t out);
     // The register `in` is the result; no operation follows.
     void finish(int64_t in);
     // Rows of the result: one a token, or that of each sentence's first or last token alone.
@@ -67,6 +69,8 @@ class Encoder : public Layers {
 
   private:
     void embed(const int32_t *tokens, int64_t n, const int32_t *types, int64_t longest, const Rows &out) const;
+    // Of a sentence of n tokens, of which the first `attended` have rows that are no zeros.
+    void join(const Operation &operation, const Rows &in, int64_t n, int64_t attended, const Rows &out) const;
     // Heads [begin, begin + heads) of the first `keys` tokens of a sentence of n, and those of queries that they serve.
     void attend(Encoding &work, const Operation &operation, const Rows &in, int64_t n, int64_t keys, int64_t begin, int64_t heads,
                 const Rows &out) const;

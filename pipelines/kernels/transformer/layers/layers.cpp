@@ -403,7 +403,7 @@ std::vector<Layers::Share> Layers::shares(int64_t n, int64_t threads) const {
         if (operation.by_row()) {
             while (divided && end < operations_.size() && operations_[end].by_row()) ++end;
             add(Share::Of::kRows, first, end, n, rows);
-        } else if (operation.kind == Kind::kEmbed) {
+        } else if (operation.kind == Kind::kEmbed || operation.kind == Kind::kNeighbours) {
             add(Share::Of::kRows, first, end, n, n);
         } else {
             add(Share::Of::kHeads, first, end, operation.heads, (operation.heads - 1) / threads + 1);

@@ -142,7 +142,7 @@ class Layers {
 
   protected:
     enum class Kind { kEmbed, kLayerNorm, kLinear, kActivation, kAttention, kQuantizedAttention, kSelfAttention, kCrossAttention, kRecurrence, kScale,
-                      kGated, kSum, kPartNorms };
+                      kGated, kSum, kPartNorms, kNeighbours };
     struct Operation {
         Kind kind;
         int64_t in, out, residual = -1, layer = 0, heads = 0, size = 0, width = 0;

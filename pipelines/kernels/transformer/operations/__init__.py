@@ -21,6 +21,7 @@ from pipelines.kernels.transformer.operations.attention import (
     CrossAttention,
     Disentangled,
     HeadNorm,
+    Neighbours,
     QuantizedAttention,
     Rotary,
     SelfAttention,
@@ -62,6 +63,7 @@ Operation = (
     | GatedActivation
     | Scale
     | Attention
+    | Neighbours
     | QuantizedAttention
     | SelfAttention
     | Recurrence
@@ -90,6 +92,7 @@ __all__ = [
     "HeadNorm",
     "LayerNorm",
     "Linear",
+    "Neighbours",
     "Operation",
     "PartNorms",
     "QuantizedAttention",

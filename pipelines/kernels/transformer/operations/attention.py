@@ -1,4 +1,4 @@
-"""Operations on all rows of a sequence: attention."""
+"""Operations on all rows of a sequence: attention, and neighbouring rows."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pipelines.core.errors import RequestError
 from pipelines.kernels.arrays import Array, require
 from pipelines.kernels.transformer.operations.base import (
     LANES,
+    MAX_WIDTH,
     MEMORY,
     Checked,
     RowLinear,
@@ -47,6 +48,33 @@ class Attention(Checked):
     def check(self, operation: str, widths: Mapping[int, int]) -> int:
         """See `Checked`."""
         return _attention_width(operation, self.heads, widths[self.input], 3)
+
+
+@dataclass(frozen=True, eq=False)
+class Neighbours(Checked):
+    """Rows side by side, as a convolution over tokens reads them: out[t] = [x[t - c / 2] | ... | x[t + c / 2]].
+
+    Rows before the first token, behind the last one, and of tokens that are not attended to are zeros.
+
+    Attributes:
+        input: Register of x, W columns.
+        count: c, an odd number of rows.
+        out: Register of the result, c W columns.
+    """
+
+    input: int
+    count: int
+    out: int
+
+    def check(self, operation: str, widths: Mapping[int, int]) -> int:
+        """See `Checked`."""
+        width = self.count * widths[self.input]
+        if self.count < 1 or self.count % 2 == 0 or width > MAX_WIDTH:
+            raise RequestError(
+                f"{operation} joins {self.count} rows of {widths[self.input]} columns; expected an odd number, and at "
+                f"most {MAX_WIDTH} columns"
+            )
+        return width
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,6 +16,7 @@ from pipelines.kernels.transformer.operations import (
     GatedActivation,
     LayerNorm,
     Linear,
+    Neighbours,
     Operation,
     PartNorms,
     QuantizedAttention,
@@ -34,6 +35,7 @@ from pipelines.kernels.transformer.reference.rows import (
     embedding,
     layer_norm,
     linear,
+    neighbours,
     part_norms,
     recurrence,
     rms_norm,
@@ -106,6 +108,8 @@ def encode(
                 result = attention(query, keys[:attended], values[:attended], operation.heads), False
             case QuantizedAttention():
                 result = quantized_attention(registers.values[operation.input][0], operation, attended), False
+            case Neighbours():
+                result = neighbours(registers.values[operation.input][0], operation.count, attended), False
             case _:
                 result = registers.result(operation)
         registers.values[operation.out] = result  # type: ignore[union-attr]

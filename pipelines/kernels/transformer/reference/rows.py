@@ -230,6 +230,22 @@ def part_norms(x: Floats, scale: Floats, bias: Floats, epsilon: float) -> Floats
     return np.concatenate([*norms, parts[-1]], axis=1)
 
 
+def neighbours(x: Floats, count: int, attended: int | None = None) -> Floats:
+    """Computes `Neighbours`.
+
+    Args:
+        x: float32 [n, W].
+        count: Number of rows side by side.
+        attended: How many of the first tokens are attended to; None: all.
+
+    Returns:
+        float32 [n, count W].
+    """
+    rows = np.zeros((len(x) + count - 1, x.shape[1]), np.float32)
+    rows[count // 2 : count // 2 + len(x)][:attended] = x[:attended]
+    return np.concatenate([rows[i : i + len(x)] for i in range(count)], axis=1)
+
+
 def rms_norm(x: Floats, scale: Floats, epsilon: float) -> Floats:
     """Computes an `RMSNorm`.
 

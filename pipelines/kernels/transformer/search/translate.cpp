@@ -431,6 +431,7 @@ void bind_transformer(nb::module_ &module) {
         .def("quantized_attention", &Encoder::quantized_attention, "input"_a, "heads"_a, "key_heads"_a, "before"_a,
              "after"_a, "bias"_a.none(), "norm"_a.none(), "rotary"_a.none(), "rows"_a.none(), "to_position"_a.none(),
              "to_content"_a.none(), "out"_a)
+        .def("neighbours", &Encoder::neighbours, "input"_a, "count"_a, "out"_a)
         .def("finish", &Encoder::finish, "input"_a)
         .def("encode", &encode, "tokens"_a, "lengths"_a);
     nb::class_<Decoder, Layers>(module, "Decoder")

@@ -4,6 +4,7 @@ The graph is matched by structure as in `mapping.from_graph` and `text.attention
 the last layer, back to the tokens. In addition:
 
     embedding    Gather(table, tokens) [* scale] [+ rows of a constant table of positions] [+ Gather(table, types)]
+    convolution  Concat of Slices of Pad, rows of neighbouring tokens side by side, before a linear layer
     output       the rows of `hidden` or a pooling of them, and layers behind it: `text.outputs`
 
 All linear layers quantize their inputs dynamically, whatever the graph does: 96.3% of MiniLM's ten nearest texts equal
@@ -22,6 +23,7 @@ from pipelines.kernels.transformer.mapping.layers import Array, EmbeddingTable
 from pipelines.kernels.transformer.mapping.values import PROBE
 from pipelines.kernels.transformer.operations import (
     Embedding,
+    Neighbours,
     QuantizedAttention,
     RowLinear,
 )
@@ -99,6 +101,37 @@ class _TextMapper(AttentionMapper):
 
     def _input_qparams(self, value: ir.Value | None) -> None:
         """See `GraphValues._input_qparams`: None, as each row is quantized with its own range."""
+
+    def _row_operation(self, value: ir.Value, node: ir.Node) -> int | None:
+        """See `GraphMapper._row_operation`: and rows of neighbouring tokens side by side."""
+        if query.is_op(node, "Concat") and (source := self._neighbours(node)) is not None:
+            return self._append(Neighbours, self._unpadded_register(value, source), len(node.inputs))
+        return super()._row_operation(value, node)
+
+    def _neighbours(self, concat: ir.Node) -> ir.Value | None:
+        """Returns x of Concat(x before, ..., x, ..., x behind), each a Slice of x with rows of zeros at both ends."""
+        pads, count = set[ir.Node | None](), len(concat.inputs)
+        for i, part in enumerate(concat.inputs):
+            slices = self.skip_qdq(part).producer()
+            if slices is None or not query.is_op(slices, "Slice") or len(slices.inputs) != 4:
+                return None
+            start, end, axis = (query.integers(slices, key, k) for k, key in enumerate(("starts", "ends", "axes"), 1))
+            last = end is not None and end[0] >= LONGEST if i == count - 1 else end == [i + 1 - count]
+            if start != [i] or axis != [1] or not last:
+                return None
+            pads.add(self.skip_qdq(slices.inputs[0]).producer())
+        pad = pads.pop()
+        if (
+            pads
+            or pad is None
+            or not query.is_op(pad, "Pad")
+            or pad.attributes.get_string("mode", "constant") != "constant"
+        ):
+            return None
+        edge, value = count // 2, self.scalar(pad.inputs[2]) if len(pad.inputs) > 2 else 0
+        if query.integers(pad, "pads", 1) != [0, edge, 0, 0, edge, 0] or value:
+            return None
+        return self.skip_qdq(pad.inputs[0])
 
     def _embedding_sum(self, value: ir.Value, summands: list[ir.Value]) -> int | None:
         """See `GraphMapper._embedding_sum`: of rows by position, by type, or both; a residual is no such sum."""

@@ -65,6 +65,12 @@ CASES = {
         "disentangled": Disentangled(30, to_content=False, shared=True),
         "attention": Attention(scale=32**0.5),
     },
+    "a convolution over tokens": {
+        "absolute": False,
+        "convolution": 3,
+        "disentangled": Disentangled(30, buckets=16),
+        "attention": Attention(scale=48**0.5),
+    },
     "jina code": {
         **GATED,
         "alibi": True,
@@ -83,6 +89,8 @@ def graph(case):
         spread = 0.1 if len(shape) == 1 else 1.2 / (shape[-1] ** 0.5 if name != "relative.weight" else 1)
         centre = 1 if len(shape) == 1 and "bias" not in name else 0
         weights[name] = (rng.standard_normal(shape) * spread + centre).astype(np.float32)
+    if config.convolution:  # as `adapt` of the architecture makes it
+        weights["convolution.weight"] = weights["convolution.weight"].reshape(config.width, -1)
     return export(config, weights)
 
 

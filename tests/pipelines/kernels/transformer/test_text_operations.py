@@ -19,6 +19,7 @@ from pipelines.kernels.transformer.operations import (
     GatedActivation,
     HeadNorm,
     Linear,
+    Neighbours,
     QuantizedAttention,
     RMSNorm,
     Rotary,
@@ -57,7 +58,9 @@ def disentangled(rng, heads, size, to_position=True, to_content=True, reach=20):
     return Disentangled(np.ascontiguousarray(rows, np.int32), *table(to_position), *table(to_content))
 
 
-def program(rng, size=32, heads=4, width=48, hidden=80, types=1, activation="gelu", norm=False, turned=0, **attention):
+def program(
+    rng, size=32, heads=4, width=48, hidden=80, types=1, activation="gelu", norm=False, turned=0, joined=1, **attention
+):
     """A pre-norm layer with sandwich norms, of random weights, without a table of positions."""
     table = rng.integers(-127, 128, (64, width)).astype(np.int8)
     key_heads = attention.get("key_heads") or heads
@@ -74,7 +77,8 @@ def program(rng, size=32, heads=4, width=48, hidden=80, types=1, activation="gel
     steps = [
         Embedding(table, np.full(64, 1 / 73, np.float32), floats(rng, types, width), 0, LONGEST),
         rms(0, 1),
-        Linear(1, linear(rng, width, (heads + 2 * key_heads) * size), 2),
+        Neighbours(1, joined, 3),
+        Linear(3, linear(rng, joined * width, (heads + 2 * key_heads) * size), 2),
         QuantizedAttention(2, heads, 3, **attention),
         Linear(3, linear(rng, heads * size, width), 1),
         rms(1, 2),
@@ -106,6 +110,7 @@ CASES = {
     "deberta": {"positions": {"to_position": True, "to_content": True}},
     "content to position alone": {"positions": {"to_content": False}, "size": 16, "before": 40},
     "position to content alone": {"positions": {"to_position": False, "reach": 3}, "size": 48},
+    "neighbouring rows": {"joined": 5},
     "own key alone": {"before": 0, "after": 0, "size": 16},
 }
 LENGTHS = [1, 2, 3, 15, 16, 17, 40, 67, 130, LONGEST]

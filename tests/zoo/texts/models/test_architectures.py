@@ -72,7 +72,7 @@ def test_int8_is_near_fp32(imported, tmp_path, kind):
         for precision in ("fp32", "int8")
     )
     assert (exact * int8).sum(axis=1).mean() > 0.95  # of random weights
-    if extension.isas() and kind not in text_networks.NOT_NATIVE:
+    if extension.isas():
         assert zoo.pipeline(ours, engine="native").engine == "native"
 
 
