@@ -194,7 +194,7 @@ class ZooClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         state = dict(state)
-        packed = state.pop("_files", None)
+        packed = state.pop("_files", None) or state.pop("_folder", None)  # of 0.3.0
         super().__setstate__(state)
         if packed:
             path = self._new_folder()

@@ -54,6 +54,10 @@ def test_pickles_and_folders_are_the_model(tmp_path: Path, frame: pd.DataFrame, 
     rows = frame.drop(columns="bought")
     expected = fitted.predict_proba(rows)
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(fitted)).predict_proba(rows), expected)
+    state = fitted.__getstate__()
+    earlier = type(fitted)()
+    earlier.__setstate__({**state, "_files": None, "_folder": state["_files"]})  # as 0.3.0 writes it
+    np.testing.assert_array_equal(earlier.predict_proba(rows), expected)
     folder = fitted.save(tmp_path / "model")
     annotated = zoo.annotate(zoo.pipeline(folder, precision="fp32", engine="onnxruntime"), rows)
     np.testing.assert_allclose(annotated["probability"], expected[:, 1])
