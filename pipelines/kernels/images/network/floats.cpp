@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 #include <iterator>
 #include <limits>
 #include <stdexcept>
@@ -340,25 +341,40 @@ void Network::gathering(Operand x, Operand out, const std::vector<int64_t> &plac
     require(parts >= 1 && count == parts * to.height * to.width && to.channels % parts == 0, "a gathering");
     const int64_t part = to.channels / parts, parts_per_pixel = from.channels / part;  // parts of a pixel of x
     require(from.channels % part == 0, "a gathering");
-    for (int64_t place : places) require(place >= -1 && place < from.height * from.width * parts_per_pixel, "a gathering");
+    struct Place {
+        uint16_t y, x;
+        int32_t byte;  // in the pixel, or -1: zeros
+    };
+    std::vector<Place> sources;
+    const int64_t bytes_of_part = part * (x.floats() ? 4 : 1);
+    for (int64_t place : places) {
+        require(place >= -1 && place < from.height * from.width * parts_per_pixel, "a gathering");
+        const int64_t p = place / parts_per_pixel, byte = place < 0 ? -1 : place % parts_per_pixel * bytes_of_part;
+        sources.push_back({static_cast<uint16_t>(p / from.width), static_cast<uint16_t>(p % from.width), static_cast<int32_t>(byte)});
+    }
     const int64_t pixel = round_up(to.channels, 16), a = x.tensor, b = out.tensor;
     const std::vector<float> adds = added ? padded_rows(added, to.height * to.width, to.channels) : std::vector<float>{};
     const bool copies = !added && x.scale == out.scale && x.zero == out.zero;
     step(b, {a}, to.height, [=](const Sample &s, int64_t begin, int64_t end) {
-        const int64_t width = layout(b).width, columns = layout(a).width, size = x.floats() ? 4 : 1;
+        const int64_t width = layout(b).width, size = x.floats() ? 4 : 1;
         Buffer<uint8_t> bytes(copies || x.floats() ? 0 : width * pixel);
         Buffer<float> float_row(copies || out.floats() ? 0 : width * pixel);
         for (int64_t y = begin; y < end; ++y) {
             uint8_t *row = s.pixel(layout(b), y, 0);
             float *floats = out.floats() ? reinterpret_cast<float *>(row) : float_row.data();
             uint8_t *gathered = copies ? row : x.floats() ? reinterpret_cast<uint8_t *>(floats) : bytes.data();
-            for (int64_t i = 0; i < width * parts; ++i) {
-                const int64_t place = places[static_cast<size_t>(y * width * parts + i)], from_pixel = place / parts_per_pixel;
-                uint8_t *target = gathered + (i / parts * pixel + i % parts * part) * size;
-                if (place < 0) std::memset(target, x.floats() ? 0 : x.zero, static_cast<size_t>(part * size));
-                else std::memcpy(target, s.pixel(layout(a), from_pixel / columns, from_pixel % columns) + place % parts_per_pixel * part * size,
-                                 static_cast<size_t>(part * size));
-            }
+            const Place *source = sources.data() + y * width * parts;
+            const auto gather = [&](auto part_bytes) {  // constant, where copies are short
+                const auto length = static_cast<size_t>(part_bytes);
+                for (int64_t column = 0; column < width; ++column) {
+                    uint8_t *target = gathered + column * pixel * size;
+                    for (int64_t i = 0; i < parts; ++i, ++source, target += length)
+                        if (source->byte < 0) std::memset(target, x.floats() ? 0 : x.zero, length);
+                        else std::memcpy(target, s.pixel(layout(a), source->y, source->x) + source->byte, length);
+                }
+            };
+            if (bytes_of_part == 4) gather(std::integral_constant<int64_t, 4>());
+            else gather(bytes_of_part);
             if (!x.floats() && !copies) isa_.images->dequantize(gathered, x.scale, x.zero, width * pixel, floats);
             if (added) isa_.images->add_floats(floats, adds.data() + y * width * pixel, width * pixel, floats);
             if (out.floats()) clear_tails(floats, layout(b).channels, width);

@@ -413,12 +413,14 @@ def test_attention_of_pixels_whose_tokens_are_last(key: int, value: int, heads: 
 
 
 def test_attention_whose_heads_are_rows_of_tokens(tmp_path: Path) -> None:
-    """Tokens cut into heads without a Transpose: queries, keys and values are gathered."""
+    """Tokens cut into heads without a Transpose: queries, keys and values are gathered; queries are scaled before."""
     g = Graph()
     x, shape = patches(g), g.constant(np.array([-1, HEADS, 16, SIZE]))
-    q, k, v = (g.quantize(g.add("Reshape", [linear(g, x, (CHANNELS, CHANNELS)), shape]), 0.02, 128) for _ in "qkv")
+    q, k, v = (g.add("Reshape", [linear(g, x, (CHANNELS, CHANNELS)), shape]) for _ in "qkv")
+    q = g.quantize(g.add("Mul", [q, g.constant(np.float32(0.25))]), 0.005, 128)
+    k, v = (g.quantize(value, 0.02, 128) for value in (k, v))
     scores = g.add("MatMul", [q, g.add("Transpose", [k], perm=[0, 1, 3, 2])])
-    weight = g.quantize(g.add("Softmax", [g.add("Mul", [scores, g.constant(np.float32(0.25))])], axis=-1), 1 / 255, 0)
+    weight = g.quantize(g.add("Softmax", [scores], axis=-1), 1 / 255, 0)
     y = g.add("Transpose", [g.quantize(g.add("MatMul", [weight, v]), 0.02, 128)], perm=[0, 2, 1, 3])
     y = g.add("Reshape", [y, g.constant(np.array([-1, 16, CHANNELS]))])
     kinds = check(g, g.save(tmp_path / "m.onnx", [3, 16, 16], head(g, y, [1]), opset=20))

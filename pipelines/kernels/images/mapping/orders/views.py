@@ -51,7 +51,7 @@ class View:
         index: Elements of a sample [height, width, channels] of `source`, int64 [...]; a first axis of 1 is that of
             samples.
         factor: By which the elements are multiplied.
-        qparams: Scale and zero point that quantize the elements, None for real ones.
+        qparams: Scale and zero point that quantize the elements without `factor`, None for real ones.
         real: Whether they are dequantized again.
         reason: Why the operator that made it has no other form.
     """
@@ -404,6 +404,9 @@ class Views(FloatValues):
             self.views[node.outputs[0]] = view
             return
         scale, zero = qparams(node)
+        if view.factor <= 0:
+            raise refused(node, "quantizes negated values in another order")
+        scale = np.float32(scale / view.factor)
         if node.op_type == "DequantizeLinear":
             if view.qparams != (scale, zero) or view.real:
                 raise refused(node, "dequantizes a float value, or with other qparams")
