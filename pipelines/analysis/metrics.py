@@ -96,5 +96,7 @@ def interval(draws: Any) -> list[float]:
     Args:
         draws: Metric of every bootstrap sample, [n].
     """
-    bounds: list[float] = np.nanquantile(draws, [0.025, 0.975]).tolist()
+    values = np.asarray(draws)
+    values = values[~np.isnan(values)]  # none of them where no sample has a metric
+    bounds: list[float] = np.quantile(values, [0.025, 0.975]).tolist() if len(values) else [float("nan")] * 2
     return bounds

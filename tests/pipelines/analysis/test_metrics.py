@@ -62,3 +62,4 @@ def test_each_precision_is_compared_with_fp32():
 
 def test_an_interval_holds_95_percent_of_the_draws():
     assert interval([*np.arange(1001.0), np.nan]) == [25, 975]
+    assert np.isnan(interval([np.nan] * 3)).all()
