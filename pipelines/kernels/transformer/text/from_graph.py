@@ -128,8 +128,10 @@ class _TextMapper(AttentionMapper):
             or pad.attributes.get_string("mode", "constant") != "constant"
         ):
             return None
-        edge, value = count // 2, self.scalar(pad.inputs[2]) if len(pad.inputs) > 2 else 0
-        if query.integers(pad, "pads", 1) != [0, edge, 0, 0, edge, 0] or value:
+        edge, before = count // 2, pad.inputs[0].producer() if pad.inputs[0] is not None else None
+        zero = before.inputs[2] if before is not None and query.is_op(before, "QuantizeLinear") else None
+        value, zero_point = (np.array(0) if x is None else self.constant(x) for x in ((*pad.inputs, None)[2], zero))
+        if value is None or value != zero_point or query.integers(pad, "pads", 1) != [0, edge, 0, 0, edge, 0]:
             return None
         return self.skip_qdq(pad.inputs[0])
 

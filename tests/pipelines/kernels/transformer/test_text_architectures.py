@@ -7,7 +7,7 @@ from pipelines.core.errors import RequestError
 from pipelines.graph import edit, io, reference_session
 from pipelines.kernels import extension
 from pipelines.kernels.transformer import native
-from pipelines.kernels.transformer.operations import Linear, QuantizedAttention
+from pipelines.kernels.transformer.operations import Linear, Neighbours, QuantizedAttention
 from pipelines.kernels.transformer.text import reference
 from pipelines.kernels.transformer.text.from_graph import text_program
 from pipelines.quantization.qdq.scales import weight_qparams
@@ -238,6 +238,32 @@ def test_a_graph_of_rows_has_results_for_tokens(tmp_path, rng):
     feed = {"input_ids": ids[None], "attention_mask": np.ones((1, 30), np.int64)}
     (expected,) = reference_session.run(reference_session.session(model, "the test needs"), feed)
     assert cosine(reference.compute(program, ids, np.zeros_like(ids)), expected) > 0.99
+
+
+@pytest.mark.parametrize("value", [7, 0])
+def test_a_convolution_of_bytes_is_padded_with_their_zero_point(value):
+    model = graph("a convolution over tokens")
+    pad = next(node for node in model.graph if node.op_type == "Pad")
+    scale, zero, padding = (
+        edit.initializer(model.graph, name, array)
+        for name, array in (("s", np.float32(0.05)), ("zero", np.uint8(7)), ("padding", np.uint8(value)))
+    )
+    quantize = edit.node("QuantizeLinear", [pad.inputs[0], scale, zero], "bytes")
+    dequantize = edit.node("DequantizeLinear", [pad.outputs[0], scale, zero], "floats")
+    for reader, index in list(pad.outputs[0].uses()):
+        if reader is not dequantize:
+            reader.replace_input_with(index, dequantize.outputs[0])
+    model.graph.insert_before(pad, quantize)
+    model.graph.insert_after(pad, dequantize)
+    pad.outputs[0].type = None
+    pad.resize_inputs(3)
+    pad.replace_input_with(0, quantize.outputs[0])
+    pad.replace_input_with(2, padding)
+    if value:
+        assert sum(isinstance(op, Neighbours) for op in text_program(model).encoder.operations) == 1
+    else:
+        with pytest.raises(RequestError, match="cannot map Concat convolution.joined"):
+            text_program(model)
 
 
 def test_a_rotation_of_neighbouring_columns_is_refused():
