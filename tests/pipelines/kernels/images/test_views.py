@@ -427,9 +427,9 @@ def test_attention_whose_heads_are_rows_of_tokens(tmp_path: Path) -> None:
     assert kinds.count(Attention) == 1
 
 
-@pytest.mark.parametrize("counted", [True, False])
-def test_registers_and_rotated_heads_are_whole(counted: bool, tmp_path: Path) -> None:
-    """DINOv3: registers between the class and patches; halves of the heads of patches are rotated by their places."""
+@pytest.mark.parametrize("form", ["halves", "counted", "pairs"])
+def test_registers_and_rotated_heads_are_whole(form: str, tmp_path: Path) -> None:
+    """DINOv3: registers, and halves of the heads of patches that are rotated by their places; EVA02 rotates pairs."""
     g = Graph()
     x = g.add("Concat", [weights(g, 1, 1, CHANNELS), patches(g)], axis=1)
     cut = lambda x, low, high, axis: g.add(  # noqa: E731
@@ -448,10 +448,17 @@ def test_registers_and_rotated_heads_are_whole(counted: bool, tmp_path: Path) ->
 
     def rotated(heads: str) -> str:
         count = g.add("Gather", [g.add("Shape", [heads]), g.constant(np.array([2]))])
-        first = g.add("Sub", [count, g.constant(np.array([16]))]) if counted else g.constant(np.array([3]))
+        first = g.add("Sub", [count, g.constant(np.array([16]))]) if form == "counted" else g.constant(np.array([3]))
         tokens = g.add("Slice", [heads, first, *(g.constant(np.array([n])) for n in (99, 2))])
-        turned = [g.add("Neg", [cut(tokens, SIZE // 2, 99, 3)]), cut(tokens, 0, SIZE // 2, 3)]
-        terms = g.add("Mul", [tokens, cosines]), g.add("Mul", [g.add("Concat", turned, axis=-1), sines])
+        if form == "pairs":
+            parts = [g.add("Slice", [tokens, *(g.constant(np.array([n])) for n in (i, 99, 3, 2))]) for i in (1, 0)]
+            parts[0] = g.add("Neg", parts[:1])
+            pairs = g.add("Concat", [g.add("Unsqueeze", [part, g.constant(np.array([4]))]) for part in parts], axis=-1)
+            turned = g.add("Reshape", [pairs, g.constant(np.array([-1, HEADS, 16, SIZE]))])
+        else:
+            parts = [g.add("Neg", [cut(tokens, SIZE // 2, 99, 3)]), cut(tokens, 0, SIZE // 2, 3)]
+            turned = g.add("Concat", parts, axis=-1)
+        terms = g.add("Mul", [tokens, cosines]), g.add("Mul", [turned, sines])
         return g.add("Concat", [cut(heads, 0, 3, 2), g.add("Add", terms)], axis=-2)
 
     scores = g.add("MatMul", [rotated(q), g.add("Transpose", [rotated(k)], perm=[0, 1, 3, 2])])

@@ -77,6 +77,13 @@ class Arithmetic(Views):
         gathered = self._gathered(node, replace(view, index=view.index.reshape(1, *grid, -1)), grid)
         return replace(gathered, index=gathered.index.reshape(view.index.shape))
 
+    def _is_scattered(self, view: View | Scores | None) -> bool:
+        """Whether a view has all elements of its source, and no two of its last axis follow each other there."""
+        size = math.prod(self._shape(view.source)) if isinstance(view, View) else -1
+        if not isinstance(view, View) or view.index.size != size or view.index.shape[-1] < 2:
+            return False
+        return not (np.diff(view.index, axis=-1) == 1).any()
+
     def _by_elements(self, node: ir.Node, always: bool = False) -> bool:
         """Maps a sum or product of values that are broadcast, or that have more axes than values; False for others.
 
@@ -94,6 +101,7 @@ class Arithmetic(Views):
         plain = all(len(shape) <= 4 for shape in shapes)
         if len(positions) == 1:
             scaled = node.op_type in ("Mul", "Div") and self._is_scaled(node)
+            plain = plain and not (node.inputs[positions[0]] in self.views and self._is_scattered(views[0]))
             return not (plain or scaled) and self._with_constant(node, positions[0])
         mapped = [self.values.get(value) for value in node.inputs if value is not None]
         layouts = {layout_of(value) if isinstance(value, Bytes | Pending) else None for value in mapped}
