@@ -4,7 +4,6 @@
 #include <cstring>
 #include <numeric>
 #include <stdexcept>
-#include <tuple>
 #include <utility>
 
 namespace zoo {
@@ -13,6 +12,16 @@ namespace {
 constexpr int64_t kPixels = 240;     // pixels per list of windows
 constexpr int64_t kTable = 256;      // bytes of a table
 constexpr int64_t kFresh = 1 << 15;  // bytes of results that are still in L1 when a table is applied to them
+
+// The same bytes of each of n pixels; whole sixteens without a call of memcpy.
+void copy_pixels(const PixelRow<const uint8_t> &x, const PixelRow<uint8_t> &out, int64_t bytes, int64_t n) {
+    for (int64_t p = 0; p < n; ++p) {
+        const uint8_t *from = x.data + p * x.pitch;
+        uint8_t *to = out.data + p * out.pitch;
+        if (bytes % 16) std::memcpy(to, from, static_cast<size_t>(bytes));
+        else for (int64_t b = 0; b < bytes; b += 16) std::memcpy(to + b, from + b, 16);
+    }
+}
 
 }  // namespace
 
@@ -378,12 +387,14 @@ void Network::concatenation(const std::vector<int64_t> &xs, int64_t out) {
     require(channels == layout(out).channels, "a concatenation");
     step(out, xs, layout(out).height, [=](const Sample &s, int64_t begin, int64_t end) {
         const int64_t size = floats ? 4 : 1, tail = floats ? layout(out).pitch - channels * size : 0;
-        for (int64_t y = begin; y < end; ++y)
-            for (int64_t column = 0; column < layout(out).width; ++column) {
-                uint8_t *to = s.pixel(layout(out), y, column);
-                for (int64_t x : xs) to = std::copy_n(s.pixel(layout(x), y, column), layout(x).channels * size, to);
-                std::fill_n(to, tail, uint8_t{0});
+        for (int64_t y = begin; y < end; ++y) {
+            uint8_t *to = s.pixel(layout(out), y, 0);
+            for (int64_t x : xs) {
+                copy_pixels({s.pixel(layout(x), y, 0), layout(x).pitch}, {to, layout(out).pitch}, layout(x).channels * size, layout(out).width);
+                to += layout(x).channels * size;
             }
+            for (int64_t column = 0; column < layout(out).width && tail; ++column, to += layout(out).pitch) std::fill_n(to, tail, uint8_t{0});
+        }
     });
 }
 
@@ -418,35 +429,17 @@ void Network::selection(int64_t x, int64_t out, const std::vector<int64_t> &chan
     }
     const bool scattered = 4 * runs.size() > channels.size();
     step(out, {x}, layout(out).height, [=](const Sample &s, int64_t begin, int64_t end) {
-        for (int64_t y = begin; y < end; ++y)
-            for (int64_t column = 0; column < layout(out).width; ++column) {
+        for (int64_t y = begin; y < end; ++y) {
+            uint8_t *row = s.pixel(layout(out), y, 0);
+            for (const auto &[first, count] : scattered ? std::vector<Pair>{} : runs) {
+                copy_pixels({s.pixel(layout(x), y, 0) + first, layout(x).pitch}, {row, layout(out).pitch}, count, layout(out).width);
+                row += count;
+            }
+            for (int64_t column = 0; column < layout(out).width && scattered; ++column) {
                 const uint8_t *from = s.pixel(layout(x), y, column);
                 uint8_t *to = s.pixel(layout(out), y, column);
-                if (scattered) {
-                    for (int64_t c : channels) *to++ = from[c];
-                } else {
-                    for (const auto &[first, count] : runs) to = std::copy_n(from + first, count, to);
-                }
+                for (int64_t c : channels) *to++ = from[c];
             }
-    });
-}
-
-void Network::resampling(int64_t x, int64_t out, const std::vector<int64_t> &rows, const std::vector<int64_t> &columns) {
-    require(layout(checked(x, true)).channels == layout(checked(out, false)).channels, "a resampling");
-    for (const auto &[places, from, to] : {std::tuple(&rows, layout(x).height, layout(out).height), std::tuple(&columns, layout(x).width, layout(out).width)}) {
-        require(static_cast<int64_t>(places->size()) == to, "a resampling");
-        for (int64_t place : *places) require(place >= 0 && place < from, "a resampling");
-    }
-    step(out, {x}, layout(out).height, [=](const Sample &s, int64_t begin, int64_t end) {
-        const auto bytes = static_cast<size_t>(layout(out).pitch);
-        for (int64_t y = begin; y < end; ++y) {
-            const int64_t row = rows[static_cast<size_t>(y)];
-            if (y > begin && row == rows[static_cast<size_t>(y - 1)]) {
-                std::memcpy(s.pixel(layout(out), y, 0), s.pixel(layout(out), y - 1, 0), bytes * columns.size());
-                continue;
-            }
-            uint8_t *to = s.pixel(layout(out), y, 0);
-            for (int64_t column : columns) to = std::copy_n(s.pixel(layout(x), row, column), bytes, to);
         }
     });
 }

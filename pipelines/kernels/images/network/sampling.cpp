@@ -1,6 +1,8 @@
-// Steps that read pixels of float32 at places of a grid, or sum pixels: images/steps/sampling.py.
+// Steps that read pixels of float32 at places of a grid, repeat pixels of bytes, or sum pixels: images/steps/sampling.py, images/steps/layouts.py.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <tuple>
 
 #include "images/network/network.h"
 
@@ -52,6 +54,26 @@ void add_weighed(const float *weights, const float *const *xs, int64_t taps, int
 }
 
 }  // namespace
+
+void Network::resampling(int64_t x, int64_t out, const std::vector<int64_t> &rows, const std::vector<int64_t> &columns) {
+    require(layout(checked(x, true)).channels == layout(checked(out, false)).channels, "a resampling");
+    for (const auto &[places, from, to] : {std::tuple(&rows, layout(x).height, layout(out).height), std::tuple(&columns, layout(x).width, layout(out).width)}) {
+        require(static_cast<int64_t>(places->size()) == to, "a resampling");
+        for (int64_t place : *places) require(place >= 0 && place < from, "a resampling");
+    }
+    step(out, {x}, layout(out).height, [=](const Sample &s, int64_t begin, int64_t end) {
+        const auto bytes = static_cast<size_t>(layout(out).pitch);
+        for (int64_t y = begin; y < end; ++y) {
+            const int64_t row = rows[static_cast<size_t>(y)];
+            if (y > begin && row == rows[static_cast<size_t>(y - 1)]) {
+                std::memcpy(s.pixel(layout(out), y, 0), s.pixel(layout(out), y - 1, 0), bytes * columns.size());
+                continue;
+            }
+            uint8_t *to = s.pixel(layout(out), y, 0);
+            for (int64_t column : columns) to = std::copy_n(s.pixel(layout(x), row, column), bytes, to);
+        }
+    });
+}
 
 void Network::sampling(int64_t x, int64_t grid, int64_t out, int64_t groups, int64_t taps, const std::string &outside, bool align) {
     require(outside == "zeros" || outside == "border" || outside == "reflection", "a sampling");
