@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 import zoo
+from pipelines.core.errors import ZooError
 from pipelines.graph import edit, io
 from scripts.peers import processes
 from scripts.peers.engines import onnx_runtime, open_vino, pytorch
@@ -99,9 +100,15 @@ class Way:
         return seconds
 
     def vectors(self, texts: Sequence[str]) -> Any:
-        """Returns L2-normalized embeddings, float32 [n, width]."""
+        """Returns L2-normalized embeddings, float32 [n, width].
+
+        Raises:
+            ZooError: The engine returned another number of them, as OpenVINO does where it lacks memory.
+        """
         batches = (texts[first : first + BATCH] for first in range(0, len(texts), BATCH))
         embeddings = np.concatenate([np.asarray(self.run(self.encode(batch))) for batch in batches])
+        if len(embeddings) != len(texts):
+            raise ZooError(f"it returned {len(embeddings)} vectors of {len(texts)} texts")
         return embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True)
 
     def memory(self) -> float:

@@ -8,6 +8,7 @@ import onnx
 import pytest
 
 from pipelines.core import machine
+from pipelines.core.errors import ZooError
 from scripts.peers import processes
 from scripts.peers.texts import encoders, runs, texts
 
@@ -72,6 +73,13 @@ def test_loads_are_sentences_paragraphs_and_both_mixed(folder):
     sizes = [len(tokenizer.encode(paragraph).ids) for paragraph in loads["paragraphs"]]
     assert min(sizes) >= 95 and max(sizes) <= 310
     assert set(loads["mixed"]) <= {*loads["sentences"], *loads["paragraphs"]}
+
+
+def test_vectors_that_are_missing_are_an_error(tmp_path):
+    way = encoders.FastEmbed(tmp_path, tmp_path, [])  # any that takes texts
+    way.run = lambda batch: np.ones((0, 4), np.float32)
+    with pytest.raises(ZooError, match="returned 0 vectors of 2 texts"):
+        way.vectors(["a", "b"])
 
 
 def test_texts_are_taken_in_the_order_of_their_lengths(folder):
