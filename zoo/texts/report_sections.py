@@ -153,11 +153,12 @@ def _network_cell(load: Mapping[str, Any]) -> str:
     rates = load["load"] == "stream"
     figures = {name: result["median"] for name, result in load["results"].items()}
     own = figures.pop("zoo")
+    written = f"{own:,.0f}" if own >= 1000 else f"{own:.4g}"
     if not figures:
-        return f"{own:,.4g}"
+        return written
     best = (max if rates else min)(figures, key=figures.__getitem__)
     ratio = own / figures[best] if rates else figures[best] / own
-    return f"{own:,.4g} ({ratio:.2f}x {best})"
+    return f"{written} ({ratio:.2f}x {best})"
 
 
 def _peer_tables(report: Report) -> str:
