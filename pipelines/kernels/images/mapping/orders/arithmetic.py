@@ -79,8 +79,9 @@ class Arithmetic(Views):
 
     def _is_scattered(self, view: View | Scores | None) -> bool:
         """Whether a view has all elements of its source, and no two of its last axis follow each other there."""
-        size = math.prod(self._shape(view.source)) if isinstance(view, View) else -1
-        if not isinstance(view, View) or view.index.size != size or view.index.shape[-1] < 2:
+        if not isinstance(view, View) or view.index.shape[-1] < 2:
+            return False
+        if view.index.size != math.prod(self._shape(view.source)):
             return False
         return not (np.diff(view.index, axis=-1) == 1).any()
 
