@@ -270,14 +270,16 @@ def test_a_worker_that_cannot_open_what_others_could_is_replaced(monkeypatch: py
 
 @dataclass
 class Shaky:
-    """A model that cannot be opened while `faults` holds any, by the worker that takes it."""
+    """A model that cannot be opened by the worker that takes one of `faults`; the others open it once `may_open`."""
 
     name: str
     faults: list[ZooError]
+    may_open: threading.Event
 
     def handler(self) -> Any:
         if self.faults:
             raise self.faults.pop()
+        self.may_open.wait()
         return SimpleNamespace(describe=lambda: MODELS[0], connect=lambda handlers: None)
 
 
@@ -291,11 +293,12 @@ def test_an_application_that_could_not_open_its_models_opens_them_later_and_leav
                 await asyncio.sleep(0.001)
 
     async def run() -> None:
-        faults = [ZooError("no network")]
-        application = asgi.Application([cast(ServedModel, Shaky(ROWS, faults))], ServerConfig(workers=2))
+        model = Shaky(ROWS, [ZooError("no network")], threading.Event())
+        application = asgi.Application([cast(ServedModel, model)], ServerConfig(workers=2))
         with pytest.raises(ZooError, match="no network"):
             await application.start()
-        await until(0)  # the other worker, which opened it, ends
+        model.may_open.set()
+        await until(0)  # the other worker, which opens it now, ends
         assert await application.start() is await application.start()
         await until(2)
         await application.close()
