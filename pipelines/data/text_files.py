@@ -6,7 +6,7 @@ import io
 import sys
 import zlib
 from collections.abc import Generator, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +96,23 @@ def open_text(source: str | Path, name: str = "") -> Iterator[io.BufferedReader[
         ) from error
     except (OSError, zlib.error) as error:
         raise RequestError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from error
+
+
+@contextmanager
+def open_decoded(source: str | Path | io.BytesIO) -> Generator[io.TextIOWrapper]:
+    """Opens a text file in UTF-8, or bytes in memory, as text with its line ends and without a byte order mark.
+
+    Args:
+        source: As for `open_text`, or the bytes of a text.
+
+    Yields:
+        The text.
+
+    Raises:
+        RequestError: As `open_text`.
+    """
+    with nullcontext(io.BytesIO(source.getvalue())) if isinstance(source, io.BytesIO) else open_text(source) as file:
+        yield io.TextIOWrapper(file, "utf-8-sig", newline="")
 
 
 def not_utf8(name: str | Path, error: UnicodeDecodeError) -> str:

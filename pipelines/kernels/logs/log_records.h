@@ -269,10 +269,15 @@ ALWAYS_INLINE bool parse_slowly(
             const uint8_t *const begin = p;
             const size_t start = fields.unquoted.size();
             const bool quoted = schema.quotes && p < end && *p == QUOTE;
+            bool several_lines = false;
             if (quoted)
-                for (++p; p < end; fields.unquoted.push_back(*p++))
+                for (++p; p < end; fields.unquoted.push_back(*p++)) {
                     if (*p == QUOTE && (++p == end || *p != QUOTE)) // of two, the second one stays
                         break;
+                    several_lines |= *p == FEED || *p == RETURN;
+                }
+            // a quote that was opened in another row and closed here by that of another value
+            right &= !several_lines || p == end || *p == schema.delimiter || *p == FEED || *p == RETURN;
             for (; p < end && *p != schema.delimiter && *p != FEED && *p != RETURN; ++p)
                 if (quoted)
                     fields.unquoted.push_back(*p);

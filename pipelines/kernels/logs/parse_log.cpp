@@ -291,7 +291,7 @@ void bind_parse_log(nb::module_ &module) {
         .def(
             "parse", &LogParser::parse, nb::arg("data"), nb::arg("size"), nb::arg("ids"), nb::arg("numbers"), nb::arg("scales"),
             "Whole records of data[:size], uint8 [size + 64 or more]: (bytes taken, records in them, arrays). arrays: None where pyarrow\n"
-            "refuses a record, or a label is neither 0 nor 1 or a weight below 0 or none; of the form lines also where data do not end with a\n"
+            "refuses a record, a quoted cell of several lines ends within a value, or a label is neither 0 nor 1 or a weight below 0 or none; of the form lines also where data do not end with a\n"
             "whole row, a row has another number of columns, or a number is none or none that float32 holds; else n, ids int32 [n, ids], numbers float32\n"
             "[n, numbers] and scales float32 [n, scales], each None where the rows stand in the first n of the arrays given, as they do\n"
             "where there can be no more of them; labels and weights float32 [n] and times float64 [n] or None; and of what is left to\n"

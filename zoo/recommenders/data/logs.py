@@ -17,20 +17,22 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv
 
 from pipelines.core.errors import RequestError, one_line
 from pipelines.core.files import GZIP, starts_with
-from pipelines.data.text_files import not_utf8, open_text
+from pipelines.data.text_files import not_utf8, open_decoded
 from zoo.recommenders.data import sources
 from zoo.recommenders.data.cell_values import LIST, RAW_MISSING, CellForm, as_texts, column_as_text, formed
 from zoo.recommenders.data.columns import nested
+from zoo.recommenders.data.row_errors import closed_quotes
 
 BLOCK = 4 << 20  # bytes of text read at once
 HEAD = 10_000  # JSON lines whose keys are the columns
@@ -228,7 +230,7 @@ def _head(name: str | Path, source: Path | io.BytesIO, delimiter: str | None) ->
     The header may span several lines.
     """
     try:
-        with _text(source) as file:
+        with open_decoded(source) as file:
             line = file.readline(BLOCK)
             if not line.strip() or line.lstrip().startswith(("{", "[{")):
                 return line, "", ()
@@ -253,7 +255,7 @@ def _by_head(path: str | Path, line: str, delimiter: str, names: tuple[str, ...]
         expected = "an object a line; run: jq -c '.[]' FILE > log.jsonl"
         raise RequestError(f"{path} holds an array of JSON, expected {expected}")
     if line.lstrip().startswith("{"):
-        return _of_rows(Log(path, "jsonl", "", (), place=place), _first_rows(path, line, place))
+        return _of_rows(log := Log(path, "jsonl", "", (), place=place), _first_rows(log, line))
     if _CRITEO_ROW.fullmatch(line.rstrip("\r\n")):
         labelled = line.count("\t") == len(CRITEO) - 1
         return Log(path, "csv", "\t", CRITEO if labelled else CRITEO[1:], header=False, place=place)
@@ -390,21 +392,19 @@ def _is_number(text: str) -> bool:
     return True
 
 
-@contextmanager
-def _text(source: Path | io.BytesIO) -> Iterator[IO[str]]:
-    """A text file, plain or gzip, or a text in memory, decoded with its line ends kept."""
-    with nullcontext(io.BytesIO(source.getvalue())) if isinstance(source, io.BytesIO) else open_text(source) as file:
-        yield io.TextIOWrapper(file, "utf-8-sig", newline="")
+def _file(log: Log) -> Path | io.BytesIO:
+    """The bytes of the text of a log."""
+    return io.BytesIO(log.place) if isinstance(log.place, bytes) else Path(log.path)
 
 
-def _first_rows(path: str | Path, line: str, place: bytes | None) -> Iterator[Mapping[str, Any]]:
+def _first_rows(log: Log, line: str) -> Iterator[Mapping[str, Any]]:
     """Rows of the first `HEAD` JSON lines, up to a faulty one behind the first, which is reported when it is read."""
-    yield nested.json_object(path, 1, line)
+    yield nested.json_object(log.path, 1, line)
     try:
-        with _text(io.BytesIO(place) if place is not None else Path(path)) as file:
+        with open_decoded(_file(log)) as file:
             for number, text in enumerate(itertools.islice(file, HEAD), 1):
                 if text.strip():
-                    yield nested.json_object(path, number, text)
+                    yield nested.json_object(log.path, number, text)
     except (RequestError, EOFError, OSError, UnicodeDecodeError, zlib.error):
         pass
 
@@ -470,8 +470,9 @@ def csv_batches(
                 quoted_strings_can_be_null=True,
             ),
         )
+        opened = partial(open_decoded, _file(log) if before is None else io.BytesIO(source))
         with reader:
-            yield from reader
+            yield from closed_quotes(reader, opened, log.delimiter, earlier) if log.header else reader
     except pa.ArrowInvalid as error:
         if "Empty CSV file or block" in str(error):  # a header without a line end
             return
@@ -482,11 +483,10 @@ def csv_batches(
 
 def _json_rows(log: Log) -> Iterator[list[Mapping[str, Any]]]:
     """Rows of JSON lines, `ROWS` at a time."""
-    path = log.path
-    with _text(io.BytesIO(log.place) if isinstance(log.place, bytes) else Path(path)) as file:
+    with open_decoded(_file(log)) as file:
         lines = ((number, line) for number, line in enumerate(file, 1) if line.strip())
         while part := list(itertools.islice(lines, ROWS)):
-            yield [nested.json_object(path, number, line) for number, line in part]
+            yield [nested.json_object(log.path, number, line) for number, line in part]
 
 
 def _texts(rows: Any, name: str, separator: str) -> pa.Array:

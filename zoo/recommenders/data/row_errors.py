@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import csv
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import IO, TypeVar
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 logger = logging.getLogger(__name__)
@@ -109,6 +113,56 @@ class RowPositions:
             self._left_out = out[out >= self._next].tolist()
             self.end = max(self.end, self._next)
         return index
+
+
+def closed_quotes(
+    batches: Iterable[pa.RecordBatch], text: Callable[[], AbstractContextManager[IO[str]]], delimiter: str, before: int
+) -> Iterator[pa.RecordBatch]:
+    """Refuses CSV in which a quoted cell spans lines and ends in the middle of a value: a lone quote has joined rows.
+
+    Args:
+        batches: Text columns of the records; they are passed through.
+        text: Opens the text of the records; it is read at the first value of several lines.
+        delimiter: Delimiter of the columns.
+        before: Number of records in front of the text, including the header.
+
+    Returns:
+        The same batches.
+
+    Raises:
+        pyarrow.ArrowInvalid: There is such a cell.
+    """
+    unread = True
+    for batch in batches:
+        if unread and any(
+            pc.any(pc.match_substring(column, end)).as_py() for column in batch.columns for end in "\n\r"
+        ):
+            unread = False
+            with text() as lines:
+                _require_closed_quotes(lines, delimiter, before)
+        yield batch
+
+
+def _require_closed_quotes(lines: Iterable[str], delimiter: str, before: int) -> None:
+    """See `closed_quotes`."""
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    record = before
+    while True:
+        line = reader.line_num
+        try:
+            record += bool(next(reader))  # empty lines are no records
+        except StopIteration:
+            return
+        except csv.Error as error:
+            record += 1
+            if "expected after" not in str(error):  # a cell longer than this reader takes: what follows is not known
+                return
+            if reader.line_num > line + 1:
+                raise pa.ArrowInvalid(
+                    f"row {record}: found a quote that begins a cell and is closed some lines later within a value; "
+                    'expected quotes as CSV has them ("a ""b"" c" for a "b" c); write a log whose quotes are plain '
+                    "characters as Parquet"
+                ) from error
 
 
 def timed(items: Iterable[Item], seconds: defaultdict[str, float], name: str) -> Iterator[Item]:

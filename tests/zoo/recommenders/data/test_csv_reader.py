@@ -292,6 +292,33 @@ def test_a_quote_inside_a_value_is_one_of_its_characters(both, monkeypatch, tmp_
     np.testing.assert_array_equal(rows.index, np.setdiff1d(np.arange(3000), [9, 2499]))
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("block", [40, logs.BLOCK])
+def test_a_lone_quote_that_joins_rows_is_refused(monkeypatch, tmp_path, end, block):
+    monkeypatch.setattr(logs, "BLOCK", block)
+    lines = [
+        'y,town,"of\nKöln"',
+        '1,"say ""hi""",x',
+        '0,"two\nlines",x',
+        '0,a "b",x',
+        '0,"a" b,x',
+        '1,"x,x',
+        '0,O"Brian,x',
+        "1,x,x",
+    ]
+    path = tmp_path / "log"
+    path.write_text(end.join(lines) + end)
+    fault = 'row 6: found a quote that begins a cell and is closed some lines later .*"a ""b"" c" for a "b" c'
+    with pytest.raises(RequestError, match=f"^{path} cannot be read as csv: {fault}"):
+        list(logs.open_log(path).batches())
+    columns = [
+        {"name": "y", "kind": "label"},
+        {"name": "town", "kind": "category", "encoding": {"type": "hash", "buckets": 9}},
+    ]
+    with pytest.raises(RequestError, match=fault):
+        list(Features(Schema.from_json({"columns": columns})).read([path], on_error="skip"))
+
+
 def test_one_tower_leaves_the_columns_of_the_other_missing(monkeypatch, tmp_path):
     of_user = ("user", "a", "mean")
     towers = {name: "user" if name in of_user else "item" for name in KINDS if KINDS[name] in FEATURES}
