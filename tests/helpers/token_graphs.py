@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from helpers.qdq_graphs import Graph, linear, results
+from helpers.qdq_graphs import Graph, linear, results, weights
 from pipelines.graph import io
 from pipelines.kernels import extension
 from pipelines.kernels.images import native, reference
@@ -17,7 +17,7 @@ CHANNELS, HEADS, SIZE = 32, 2, 16
 
 
 def attention(g: Graph, x: str, merged: bool, tokens: int, bias: tuple[str, str] | None = None) -> str:
-    """Attention of tokens [n, tokens, C], quantized: one layer of queries, keys and values, or three."""
+    """Attention of tokens [n, tokens, C], scaled and quantized: one layer of queries, keys and values, or three."""
     shape = g.constant(np.array([-1, tokens, *([3] if merged else []), HEADS, SIZE]))
     if merged:
         rows = g.add("Reshape", [linear(g, x, (CHANNELS, 3 * CHANNELS)), shape])
@@ -36,7 +36,8 @@ def attention(g: Graph, x: str, merged: bool, tokens: int, bias: tuple[str, str]
     share = g.quantize(g.add("Softmax", [scores], axis=-1), 1 / 255, 0)
     heads = g.quantize(g.add("MatMul", [share, v]), 0.02, 128)
     rows = g.add("Transpose", [heads], perm=[0, 2, 1, 3])
-    return g.quantize(g.add("Reshape", [rows, g.constant(np.array([-1, tokens, CHANNELS]))]), 0.02, 128)
+    rows = g.add("Reshape", [rows, g.constant(np.array([-1, tokens, CHANNELS]))])
+    return g.quantize(g.add("Mul", [rows, weights(g, CHANNELS)]), 0.02, 128)  # as SmoothQuant leaves it
 
 
 def check(g: Graph, path: Path, share: float = 0.01) -> list[type[Step]]:

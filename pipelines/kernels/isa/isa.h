@@ -314,6 +314,7 @@ struct Dense {
     const ByteSum *sum;                   // null, or the bytes are summed with others
     bool other_first;                     // these are a
     const ActivationTable *activation;    // null, or it makes the bytes, by float(sum + bias) * scale as 16 bits
+    const void *gains = nullptr;          // null, or the activation's words are multiplied by gain / 2^15: packed as the biases of no inputs
 };
 
 // A depthwise convolution: taps in groups of four, each tap at its offset from the window's pointer.

@@ -6,10 +6,14 @@ import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, TypeGuard
 
+import numpy as np
+
+from pipelines.kernels.arrays import Array
 from pipelines.kernels.images.steps import (
     Addition,
+    Attention,
     ChannelScale,
     Concatenation,
     Convolution,
@@ -17,6 +21,7 @@ from pipelines.kernels.images.steps import (
     FloatClip,
     FloatConvolution,
     FloatSum,
+    Gathering,
     Lookup,
     Normalization,
     Operand,
@@ -41,9 +46,12 @@ def fused(
     Returns:
         Shapes, steps and `floats`; tensors have the numbers of the order in which they are written.
     """
+    tensors = list(tensors)
     _drop_unread(steps)
     _fuse_sums(steps)
     _fuse_tables(steps)
+    _scale_before_gathering(tensors, steps)
+    _fuse_gatherings(steps)
     _fuse_scales(steps)
     _fuse_floats(steps)
     return _renumbered(tensors, steps, floats)
@@ -92,21 +100,84 @@ def _fuse_tables(steps: list[Step]) -> None:
         steps.remove(lookup)
 
 
-def _fuse_scales(steps: list[Step]) -> None:
-    """Fuses scales of channels, such as SmoothQuant's, into normalizations without other readers, in place."""
+def _is_permutation(step: Step) -> TypeGuard[Gathering]:
+    """Whether a step moves whole pixels without a change of their values."""
+    if not isinstance(step, Gathering) or step.part or step.added is not None:
+        return False
+    return (step.x.scale, step.x.zero) == (step.to.scale, step.to.zero)
+
+
+def _scale_before_gathering(tensors: list[Shape], steps: list[Step]) -> None:
+    """Moves scales of channels of gathered pixels before the Gathering, which then moves what they write, in place."""
     readers = Counter(tensor for step in steps for tensor in step.reads())
     writers = {getattr(step, "out", -1): step for step in steps}
     for scale in [step for step in steps if isinstance(step, ChannelScale) and len(step.gain) == 1]:
-        norm = writers[scale.x.tensor]
-        if not isinstance(norm, Normalization) or readers[norm.out] != 1 or not scale.x.floats:
+        gathering = writers[scale.x.tensor]
+        if not _is_permutation(gathering) or readers[gathering.out] != 1 or not scale.x.floats or scale.to.floats:
             continue
-        gain, bias = scale.gain[0], scale.bias[0]
-        if norm.bias is None and bias.any():  # RMS norm has no bias
+        if scale.bias.any() and int(gathering.places.min()) < 0:
             continue
-        shifted = None if norm.bias is None else norm.bias * gain + bias
-        merged = replace(norm, to=scale.to, gain=norm.gain * gain, bias=shifted)
-        steps[steps.index(norm)] = writers[scale.out] = merged
+        between = replace(scale.to, tensor=len(tensors))
+        tensors.append(tensors[gathering.x.tensor])
+        steps[steps.index(gathering)] = writers[between.tensor] = replace(scale, x=gathering.x, to=between)
+        steps[steps.index(scale)] = writers[scale.out] = replace(gathering, x=between, to=scale.to)
+        readers[between.tensor] = 1
+
+
+def _fuse_gatherings(steps: list[Step]) -> None:
+    """Fuses a Gathering of whole pixels with one before it that has no other reader, in place."""
+    readers = Counter(tensor for step in steps for tensor in step.reads())
+    writers = {getattr(step, "out", -1): step for step in steps}
+    for second in [step for step in steps if isinstance(step, Gathering) and not step.part]:
+        first = writers[second.x.tensor]
+        if not _is_permutation(first) or readers[first.out] != 1:
+            continue
+        places = np.where(second.places < 0, -1, first.places.ravel()[second.places])
+        steps[steps.index(second)] = writers[second.out] = replace(second, x=first.x, places=places)
+        steps.remove(first)
+
+
+def _fuse_scales(steps: list[Step]) -> None:
+    """Fuses scales of channels, such as SmoothQuant's, into the normalization or attention before them, in place."""
+    readers = Counter(tensor for step in steps for tensor in step.reads())
+    writers = {getattr(step, "out", -1): step for step in steps}
+    for scale in [step for step in steps if isinstance(step, ChannelScale) and len(step.gain) == 1]:
+        source = writers[scale.x.tensor]
+        if readers[scale.x.tensor] != 1 or not scale.x.floats:
+            continue
+        if isinstance(source, Attention) and not scale.bias.any():
+            values = source.keys if source.keys >= 0 else source.x
+            layer = writers[values]
+            if not isinstance(layer, Convolution) or layer.residual >= 0 or readers[values] != 1:
+                continue
+            steps[steps.index(layer)] = writers[values] = _with_scaled_values(layer, source, scale.gain[0])
+            merged: Step = replace(source, to=scale.to)
+        elif isinstance(source, Normalization) and (
+            source.bias is not None or not scale.bias.any()
+        ):  # RMS norm has no bias
+            bias = None if source.bias is None else source.bias * scale.gain[0] + scale.bias[0]
+            merged = replace(source, to=scale.to, gain=source.gain * scale.gain[0], bias=bias)
+        elif isinstance(source, FloatActivation) and not scale.bias.any() and not scale.to.floats:
+            layer = writers[source.x.tensor]
+            if not isinstance(layer, Convolution) or not layer.floats or layer.residual >= 0 or readers[layer.out] != 1:
+                continue
+            activated = layer.activated(source.kind, scale.to.scale, scale.to.zero, scale.out, scale.gain[0])
+            if activated is None:
+                continue
+            steps.remove(layer)
+            merged = activated
+        else:
+            continue
+        steps[steps.index(source)] = writers[scale.out] = merged
         steps.remove(scale)
+
+
+def _with_scaled_values(layer: Convolution, attention: Attention, gain: Array) -> Convolution:
+    """The layer of an attention's values, which are the last columns of each head, times `gain` [heads size]."""
+    factors = np.ones((attention.heads, len(layer.scale) // attention.heads), np.float32)
+    first = factors.shape[1] - attention.room
+    factors[:, first : first + attention.size] = gain.reshape(attention.heads, attention.size)
+    return replace(layer, scale=layer.scale * factors.ravel())
 
 
 def _fuse_floats(steps: list[Step]) -> None:

@@ -95,13 +95,14 @@ void activation_table(ActivationTable *table, int32_t factor, int32_t zero, int3
 void convolution(BoundNetwork &network, int64_t x, int64_t out, const Array &packed, const std::array<int64_t, 4> &weight_shape, int64_t groups,
                  int64_t pitch, Pair strides, Sides pads, Pair dilations, int32_t fill, int32_t zero, int32_t low, int32_t high,
                  const std::optional<ByteSum> &sum, int64_t other, bool other_first, int64_t residual, const std::optional<ActivationTable> &activation,
-                 const std::optional<Array> &table) {
+                 const std::optional<Array> &gains, const std::optional<Array> &table) {
     const uint8_t *data = data_of<uint8_t>(packed, "packed", 1);
     if (table && table->size() != 256) throw nb::value_error("a layer's table has 256 bytes");
+    if (gains && static_cast<int64_t>(gains->size()) != weight_shape[0]) throw nb::value_error("an activation has a gain an output");
     const SumArguments adds = sum ? SumArguments{*sum, other, other_first} : SumArguments{};
     network.convolution(x, out, shape_of(weight_shape, groups, pitch, dilations[1] > 1), data, static_cast<int64_t>(packed.size()), strides, pads,
                         dilations, fill, {zero, low, high}, sum ? &adds : nullptr, residual, activation ? &*activation : nullptr,
-                        table ? data_of<uint8_t>(*table, "table", 1) : nullptr);
+                        gains ? data_of<int16_t>(*gains, "gains", 1) : nullptr, table ? data_of<uint8_t>(*table, "table", 1) : nullptr);
     network.kept.push_back(packed);
 }
 
@@ -221,7 +222,7 @@ void bind_image_network(nb::module_ &module) {
         .def("pixels", &BoundNetwork::pixels, "out"_a, "channels"_a, "fills"_a, "last"_a, "floats"_a, "scale"_a, "zero"_a, "offset"_a)
         .def("convolution", convolution, "x"_a, "out"_a, "packed"_a, "weight_shape"_a, "groups"_a, "pitch"_a, "strides"_a, "pads"_a,
              "dilations"_a, "fill"_a, "zero"_a, "low"_a, "high"_a, "sum"_a.none(), "other"_a, "other_first"_a,
-             "residual"_a, "activation"_a.none(), "table"_a.none())
+             "residual"_a, "activation"_a.none(), "gains"_a.none(), "table"_a.none())
         .def("addition", &BoundNetwork::addition, "a"_a, "b"_a, "out"_a, "sum"_a)
         .def("product", product, "x"_a, "gate"_a, "out"_a, "x_zero"_a, "gate_zero"_a, "x_scale"_a, "gate_scale"_a, "scale"_a, "zero"_a, "low"_a,
              "high"_a)

@@ -86,4 +86,24 @@ void Network::float_convolution(int64_t x, Operand out, const FloatConvolutionSh
     steps_.back().by_row = c.weight[1] == 1 && c.strides[0] == 1 && height == layout(x).height;
 }
 
+void Network::float_depthwise(int64_t x, int64_t out, const float *weight, const float *bias, Pair kernel, int64_t channels, Pair strides,
+                              Sides pads, Pair dilations) {
+    require(layout(checked(x, true, true)).channels == channels && layout(checked(out, false, true)).channels == channels, "a convolution");
+    require(layout(out).height >= 1 && std::min(kernel[0], kernel[1]) >= 1, "a convolution");
+    pad(x, kernel, strides, dilations, pads, 0, layout(out).height, layout(out).width);
+    const int64_t pixel = round_up(channels, 16);
+    std::vector<float> weights(static_cast<size_t>(kernel[0] * kernel[1] * pixel));
+    for (int64_t tap = 0; tap < kernel[0] * kernel[1]; ++tap) std::copy_n(weight + tap * channels, channels, weights.begin() + tap * pixel);
+    std::vector<float> biases(static_cast<size_t>(pixel));
+    std::copy_n(bias, channels, biases.begin());
+    step(out, {x}, layout(out).height, [=](const Sample &s, int64_t begin, int64_t end) {
+        const Tensor &from = layout(x), &to = layout(out);
+        const int64_t row = from.row() / 4;
+        const FloatDepthwise layer{pixel,          kernel[0],           kernel[1],         weights.data(),     biases.data(), dilations[0] * row,
+                                   dilations[1] * pixel, strides[0] * row, strides[1] * pixel, to.row() / 4};
+        isa_.images->float_depthwise(layer, reinterpret_cast<const float *>(s.pixel(from, begin * strides[0] - pads[0], -pads[1])),
+                                     reinterpret_cast<float *>(s.pixel(to, begin, 0)), end - begin, to.width);
+    });
+}
+
 }  // namespace zoo

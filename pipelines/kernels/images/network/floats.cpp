@@ -75,37 +75,47 @@ void Network::float_step(const std::vector<Operand> &xs, const Operand &to, Floa
     }
     const auto repeats = [=](const Operand &x) { return layout(x.tensor).height == 1 && layout(x.tensor).width == 1 && (height > 1 || width > 1); };
     step(out, reads, height, [=](const Sample &s, int64_t begin, int64_t end) {
-        constexpr int64_t kPixels = 256;
+        constexpr int64_t kFloats = 1 << 12;  // of a tensor that stay in L1 until the next operand of a pixel is computed
         std::vector<Buffer<float>> spare(xs.size());
-        std::vector<const float *> rows(xs.size());
-        bool flows = layout(out).row() == width * layout(out).pitch;  // rows follow each other, and several are one
-        for (const Operand &x : xs) flows &= repeats(x) || layout(x.tensor).row() == width * layout(x.tensor).pitch;
-        const int64_t rows_at_once = flows ? std::max<int64_t>(kPixels / width, 1) : 1;
-        const int64_t channels = layout(out).channels, most = std::min(rows_at_once, end - begin) * width;
+        std::vector<const float *> values(xs.size());
+        bool flows = layout(out).row() == width * layout(out).pitch;  // rows follow each other as if they were one
+        int64_t widest = round_up(layout(out).channels, 16);
+        for (const Operand &x : xs) {
+            flows &= repeats(x) || layout(x.tensor).row() == width * layout(x.tensor).pitch;
+            widest = std::max(widest, round_up(layout(x.tensor).channels, 16));
+        }
+        const int64_t channels = layout(out).channels, line = flows ? (end - begin) * width : width, most = std::clamp<int64_t>(kFloats / widest, 1, line);
         Buffer<float> results(to.floats() ? 0 : most * round_up(channels, 16));
-        for (size_t i = 0; i < xs.size(); ++i)
-            if (!xs[i].floats() || repeats(xs[i])) spare[i].reserve(most * round_up(layout(xs[i].tensor).channels, 16) + 64);
-        for (int64_t y = begin; y < end; y += rows_at_once) {
-            const int64_t n = std::min(rows_at_once, end - y) * width;
+        for (size_t i = 0; i < xs.size(); ++i) {
+            const Tensor &from = layout(xs[i].tensor);
+            const int64_t pixel = round_up(from.channels, 16);
+            if (!xs[i].floats() || repeats(xs[i])) spare[i].reserve(most * pixel + 64);
+            if (!repeats(xs[i])) continue;  // else its pixel is that of all others
+            const uint8_t *one = s.pixel(from, 0, 0);
+            if (xs[i].floats()) std::memcpy(spare[i].data(), one, static_cast<size_t>(pixel) * sizeof(float));
+            else isa_.images->dequantize(one, xs[i].scale, xs[i].zero, from.pitch, spare[i].data());
+            clear_tails(spare[i].data(), from.channels, 1);
+            for (int64_t p = 1; p < most; ++p) std::copy_n(spare[i].data(), pixel, spare[i].data() + p * pixel);
+            values[i] = spare[i].data();
+        }
+        for (int64_t first = begin * width; first < end * width;) {
+            const int64_t left = line - (first - begin * width) % line, n = std::min(most, left), y = first / width, column = first % width;
             for (size_t i = 0; i < xs.size(); ++i) {
+                if (repeats(xs[i])) continue;
                 const Tensor &from = layout(xs[i].tensor);
-                const bool one = repeats(xs[i]);  // pixel for all of the others
-                if (one && y > begin) continue;
-                const uint8_t *row = s.pixel(from, one ? 0 : y, 0);
-                rows[i] = reinterpret_cast<const float *>(row);
-                if (xs[i].floats() && !one) continue;
-                const int64_t pixel = round_up(from.channels, 16), pixels = one ? 1 : n;
-                if (xs[i].floats()) std::memcpy(spare[i].data(), row, static_cast<size_t>(pixel) * sizeof(float));
-                else isa_.images->dequantize(row, xs[i].scale, xs[i].zero, pixels * from.pitch, spare[i].data());
-                clear_tails(spare[i].data(), from.channels, pixels);
-                for (int64_t p = 1; one && p < most; ++p) std::copy_n(spare[i].data(), pixel, spare[i].data() + p * pixel);
-                rows[i] = spare[i].data();
+                const uint8_t *pixels = s.pixel(from, y, column);
+                values[i] = reinterpret_cast<const float *>(pixels);
+                if (xs[i].floats()) continue;
+                isa_.images->dequantize(pixels, xs[i].scale, xs[i].zero, n * from.pitch, spare[i].data());
+                clear_tails(spare[i].data(), from.channels, n);
+                values[i] = spare[i].data();
             }
-            uint8_t *row = s.pixel(layout(out), y, 0);
-            float *floats = to.floats() ? reinterpret_cast<float *>(row) : results.data();
-            of(rows.data(), n, floats, y * width);
+            uint8_t *bytes = s.pixel(layout(out), y, column);
+            float *floats = to.floats() ? reinterpret_cast<float *>(bytes) : results.data();
+            of(values.data(), n, floats, first);
             if (to.floats()) clear_tails(floats, channels, n);
-            else isa_.images->quantize_floats(floats, 1 / to.scale, to.zero, n * round_up(channels, 16), row);
+            else isa_.images->quantize_floats(floats, 1 / to.scale, to.zero, n * round_up(channels, 16), bytes);
+            first += n;
         }
     });
     steps_.back().by_row = true;
@@ -466,25 +476,6 @@ void Network::response_gate(Operand x, Operand out, float epsilon) {
         for (int64_t c = 0; c < channels; ++c) total[c] = std::sqrt(total[c]), sum = sum + total[c];
         const float mean = sum / static_cast<float>(channels) + epsilon;
         for (int64_t c = 0; c < channels; ++c) total[c] = total[c] / mean;
-    });
-}
-
-void Network::float_depthwise(int64_t x, int64_t out, const float *weight, const float *bias, Pair kernel, int64_t channels, Pair strides,
-                              Sides pads, Pair dilations) {
-    require(layout(checked(x, true, true)).channels == channels && layout(checked(out, false, true)).channels == channels, "a convolution");
-    require(layout(out).height >= 1 && std::min(kernel[0], kernel[1]) >= 1, "a convolution");
-    pad(x, kernel, strides, dilations, pads, 0, layout(out).height, layout(out).width);
-    const int64_t pixel = round_up(channels, 16);
-    std::vector<float> weights(static_cast<size_t>(kernel[0] * kernel[1] * pixel));
-    for (int64_t tap = 0; tap < kernel[0] * kernel[1]; ++tap) std::copy_n(weight + tap * channels, channels, weights.begin() + tap * pixel);
-    const std::vector<float> biases = padded(bias, channels, 16);
-    step(out, {x}, layout(out).height, [=](const Sample &s, int64_t begin, int64_t end) {
-        const Tensor &from = layout(x), &to = layout(out);
-        const int64_t row = from.row() / 4;
-        const FloatDepthwise layer{pixel,          kernel[0],           kernel[1],         weights.data(),     biases.data(), dilations[0] * row,
-                                   dilations[1] * pixel, strides[0] * row, strides[1] * pixel, to.row() / 4};
-        isa_.images->float_depthwise(layer, reinterpret_cast<const float *>(s.pixel(from, begin * strides[0] - pads[0], -pads[1])),
-                                     reinterpret_cast<float *>(s.pixel(to, begin, 0)), end - begin, to.width);
     });
 }
 

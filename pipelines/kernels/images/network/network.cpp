@@ -145,7 +145,7 @@ void Network::pad(int64_t x, Pair kernel, Pair strides, Pair dilations, Sides pa
 
 void Network::convolution(int64_t x, int64_t out, const ConvolutionShape &shape, const uint8_t *packed, int64_t bytes, Pair strides,
                           Sides pads, Pair dilations, int32_t fill, Requantization of, const SumArguments *sum, int64_t residual,
-                          const ActivationTable *activation, const uint8_t *table) {
+                          const ActivationTable *activation, const int16_t *gains, const uint8_t *table) {
     const ConvolutionShape &c = shape;
     require(std::min({c.outputs, c.rows, c.columns, c.inputs, c.groups}) >= 1 && c.outputs % c.groups == 0, "a convolution");
     require(layout(checked(x, true)).channels == c.inputs * c.groups && layout(x).pitch == c.pitch, "a convolution");
@@ -171,6 +171,15 @@ void Network::convolution(int64_t x, int64_t out, const ConvolutionShape &shape,
     const bool real = out < 0 || layout(out).floats(), activates = activation != nullptr;
     require((!activates || (!sum && !c.depthwise())) && (!(activates || table) || !real), "an activation");
     const ActivationTable curve = activates ? *activation : ActivationTable{};
+    require(!gains || (activates && c.groups == 1), "an activation");
+    std::vector<uint8_t> packed_gains;
+    if (gains) {
+        const int64_t whole = round_up(c.outputs, 16);
+        std::vector<int32_t> wide(static_cast<size_t>(whole));
+        std::copy_n(gains, c.outputs, wide.begin());
+        packed_gains.resize(static_cast<size_t>(isa_.images->dense_bytes(0, whole)));
+        isa_.images->pack_dense(nullptr, wide.data(), std::vector<float>(static_cast<size_t>(whole)).data(), 0, whole, packed_gains.data());
+    }
     const std::vector<uint8_t> of_bytes(table, table ? table + kTable : table);
     const auto look_up = [=](uint8_t *pixels, int64_t count) {  // of a row
         if (!of_bytes.empty()) isa_.images->lookup(of_bytes.data(), pixels, pixels, count * layout(out).pitch);
@@ -234,7 +243,7 @@ void Network::convolution(int64_t x, int64_t out, const ConvolutionShape &shape,
             for (int64_t b = 0; b < c.blocks(); ++b) {
                 const int64_t first = b * c.joined() * (c.outputs / c.groups), skip = b * c.joined() * c.inputs, wide = c.width(b);
                 const Dense layer{c.stretches(), c.stretch(), wide, offsets.data(), weights, of, summed ? &adds.sum : nullptr, adds.other_first,
-                                  activates ? &curve : nullptr};
+                                  activates ? &curve : nullptr, packed_gains.empty() ? nullptr : packed_gains.data()};
                 for (int64_t i = 0; i < n && skip; ++i) moved[i] = in[i] + skip;
                 const uint8_t *const *windows = skip ? moved : in;
                 if (real) {

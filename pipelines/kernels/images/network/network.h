@@ -81,11 +81,11 @@ class Network {
     int64_t pixels_in(int64_t tensor) const { return tensors_.at(static_cast<size_t>(tensor)).height * tensors_.at(static_cast<size_t>(tensor)).width; }
     // An input of `sample()`'s elements from `offset` on; floats stay floats where `out` has them.
     void pixels(int64_t out, int64_t channels, const std::vector<int64_t> &fills, bool last, bool floats, float scale, int32_t zero, int64_t offset);
-    // packed: see ConvolutionShape::pack; it must outlive the network. out -1: the results. residual: floats to add to floats, or -1. table [256],
-    // or null: of the bytes
+    // packed: see ConvolutionShape::pack; it must outlive the network. out -1: the results. residual: floats to add to floats, or -1. gains
+    // [outputs], or null: of the activation's words. table [256], or null: of the bytes
     void convolution(int64_t x, int64_t out, const ConvolutionShape &, const uint8_t *packed, int64_t bytes, Pair strides, Sides pads,
                      Pair dilations, int32_t fill, Requantization, const SumArguments *, int64_t residual, const ActivationTable *,
-                     const uint8_t *table);
+                     const int16_t *gains, const uint8_t *table);
     void product(int64_t x, int64_t gate, int64_t out, const ByteProduct &);
     void addition(int64_t a, int64_t b, int64_t out, const ByteSum &);
     void max_pool(int64_t x, int64_t out, Pair kernel, Pair strides, Sides pads);

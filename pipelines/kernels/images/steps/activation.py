@@ -40,6 +40,8 @@ class ActivationTable:
         g = starts_i + (((starts_{i+1} - starts_i) p + 2^14) >> 15)
         byte = clip(((int16(max(x, 0) - g) factor + 2^14) >> 15) + zero, 0, 255)
 
+    With gains of channels, int16(max(x, 0) - g) is first replaced by (int16(max(x, 0) - g) gain + 2^14) >> 15.
+
     Attributes:
         factor: Steps of the bytes that 2^15 is.
         zero: Zero point of the bytes.
@@ -65,11 +67,12 @@ class ActivationTable:
         fits(step, self.factor in FACTORS and 1 <= self.shift <= 9 and 0 <= self.zero <= 255)
         fits(step, int(np.abs(self.starts.astype(np.int32)).max()) <= LARGEST // 2)
 
-    def of(self, rounded: NDArray[np.float32]) -> NDArray[np.uint8]:
+    def of(self, rounded: NDArray[np.float32], gains: Array | None = None) -> NDArray[np.uint8]:
         """Computes the bytes.
 
         Args:
             rounded: rint(float32(acc) scale), float32 of any shape.
+            gains: int16 [channels] of its last axis, or None.
 
         Returns:
             uint8 of the same shape.
@@ -79,7 +82,10 @@ class ActivationTable:
         segment, part = u >> self.shift, (u << (15 - self.shift)) & LARGEST
         starts = self.starts.astype(np.int32)
         g = starts[segment] + _product(starts[segment + 1] - starts[segment], part)
-        return clipped(_product(_word(np.maximum(x, 0) - g), self.factor) + self.zero)
+        result = _word(np.maximum(x, 0) - g)
+        if gains is not None:
+            result = _product(result, gains.astype(np.int32))
+        return clipped(_product(result, self.factor) + self.zero)
 
     def packed(self) -> PackedTable:
         """Returns the arguments of `native_table`, in a form that a file can hold."""
@@ -130,13 +136,14 @@ def exact(kind: str, x: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.asarray((1 if kind == "sigmoid" else x) / (1 + np.exp(-x)))
 
 
-def activation_table(kind: str, scale: float, zero: int) -> ActivationTable | None:
+def activation_table(kind: str, scale: float, zero: int, spread: float = 1.0) -> ActivationTable | None:
     """Makes the table of an activation.
 
     Args:
         kind: One of `ACTIVATIONS`.
         scale: Scale of the bytes.
         zero: Zero point of the bytes.
+        spread: The largest gain of a channel over the smallest one.
 
     Returns:
         The table; None if the steps of the bytes are so small that 16 bits or the segments do not do.
@@ -144,7 +151,7 @@ def activation_table(kind: str, scale: float, zero: int) -> ActivationTable | No
     values = np.arange(0, 40, 0.125)
     curved = values[np.abs(exact(kind, -values)) > NEGLIGIBLE * scale]
     reach = (curved.max(initial=0) + 0.125) / scale  # in steps
-    factor = max(FACTORS.start, math.ceil(reach))  # so that int16 reaches as far
+    factor = math.ceil(max(FACTORS.start * spread, reach))  # so that int16 reaches as far
     if factor not in FACTORS:
         return None
     unit = scale * factor / 2**15

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pipelines.kernels.images.program import ImageProgram
 
 ROUNDED = 2**30  # magnitudes of products that are rounded to int32
+LARGEST_GAIN = 2**15 - 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +49,7 @@ class Convolution(Step):
         scale: float32 [O]: s_x s_w / s_y, or s_x s_w.
         floats: Whether `out` is a tensor of float32(acc) scale, plus the float tensor `residual`, if it is not -1.
         activation: If set, `out` gets the bytes that it makes of rint(float32(acc) scale).
+        gains: int16 [O] of the activation, or None.
         sum: If set, the result is the sum of the requantized bytes and the tensor `other`, which is a if `other_first`.
         table: If set, uint8 [256]: `out` gets table[byte] of the bytes.
     """
@@ -71,6 +73,7 @@ class Convolution(Step):
     other_first: bool = False
     residual: int = -1
     activation: ActivationTable | None = None
+    gains: Array | None = None
     table: Array | None = None
     method: ClassVar[str] = "convolution"
 
@@ -100,6 +103,9 @@ class Convolution(Step):
             depthwise = inputs == 1 < self.groups
             if self.activation is not None:
                 self.activation.check(self)
+            if self.gains is not None:
+                require("Convolution", "gains", self.gains, np.int16, (outputs,))
+                fits(self, self.activation is not None and self.groups == 1 and int(self.gains.min()) >= 0)
             ends = (self.floats, self.sum is not None, self.activation is not None)
             fits(self, sum(ends) <= 1 and not (depthwise and (self.floats or self.activation)))
             if self.table is not None:
@@ -119,7 +125,7 @@ class Convolution(Step):
         reach = 255 * np.abs(self.weight, dtype=np.int16).sum(axis=(1, 2, 3), dtype=np.int64)
         return np.asarray(reach + np.abs(self.bias.astype(np.int64)))
 
-    def activated(self, kind: str, scale: float, zero: int, out: int) -> Convolution | None:
+    def activated(self, kind: str, scale: float, zero: int, out: int, gain: Array | None = None) -> Convolution | None:
         """Fuses an activation into the layer.
 
         Args:
@@ -127,17 +133,25 @@ class Convolution(Step):
             scale: Scale of the result.
             zero: Zero point of the result.
             out: Tensor of the result, bytes.
+            gain: float32 [O], by which the activation's values are multiplied, or None.
 
         Returns:
             The layer of bytes; None if there is no table of the activation, or the layer's sums are too large for it.
         """
-        table = None if kind == "sigmoid" else activation_table(kind, scale, zero)
+        gains, spread = None, 1.0
+        if gain is not None:
+            if self.groups > 1 or not gain.min() > 0:
+                return None
+            most = float(gain.max()) * 2**15 / LARGEST_GAIN  # whose gain is 2^15
+            gains, scale = np.rint(gain * (2**15 / most)).astype(np.int16), scale / most
+            spread = float(gain.max() / gain.min())
+        table = None if kind == "sigmoid" else activation_table(kind, scale, zero, spread)
         if table is None:
             return None
         scales = np.asarray(self.scale * (2.0**15 / (table.factor * scale)), np.float32)
         if not (np.abs(scales.astype(np.float64)) * self.largest_sums).max() < ROUNDED:
             return None
-        return replace(self, out=out, scale=scales, floats=False, activation=table)
+        return replace(self, out=out, scale=scales, floats=False, activation=table, gains=gains)
 
     def reads(self) -> tuple[int, ...]:
         """See `Step`."""
@@ -153,7 +167,7 @@ class Convolution(Step):
             run.tensors[self.out] = real if self.residual < 0 else real + run.tensors[self.residual]
             return
         if self.activation is not None:
-            run.tensors[self.out] = self.activation.of(np.rint(real))
+            run.tensors[self.out] = self.activation.of(np.rint(real), self.gains)
             return
         bytes_of = clipped(np.rint(real) + self.zero, self.low, self.high)
         if self.sum is not None:
@@ -178,7 +192,7 @@ class Convolution(Step):
         bounds = (self.zero, self.low, self.high)
         sums = (self.sum.packed() if self.sum else None, self.other, self.other_first)
         table = None if self.table is None else np.ascontiguousarray(self.table)
-        ends = (self.residual, self.activation.packed() if self.activation else None, table)
+        ends = (self.residual, self.activation.packed() if self.activation else None, self.gains, table)
         return (self.x, self.out, packed, *geometry, self.fill, bounds, *sums, ends)
 
     @staticmethod
@@ -198,11 +212,11 @@ class Convolution(Step):
         packed_sum: PackedSum | None,
         other: int,
         other_first: bool,
-        ends: tuple[int, PackedTable | None, Array | None],
+        ends: tuple[int, PackedTable | None, Array | None, Array | None],
     ) -> None:
         """See `Step`."""
         zero, low, high = bounds
-        residual, activation, table = ends
+        residual, activation, gains, table = ends
         network.convolution(
             x=x,
             out=out,
@@ -222,6 +236,7 @@ class Convolution(Step):
             other_first=other_first,
             residual=residual,
             activation=None if activation is None else native_table(*activation),
+            gains=gains,
             table=table,
         )
 

@@ -22,11 +22,12 @@ inline uint8_t requantize(int32_t sum, float scale, const Requantization &bytes)
     return static_cast<uint8_t>(rounded < bytes.low ? bytes.low : rounded > bytes.high ? bytes.high : rounded);
 }
 
-inline uint8_t activated(int32_t sum, float scale, const ActivationTable &t) {
+inline uint8_t activated(int32_t sum, float scale, const ActivationTable &t, const int32_t *gain) {
     const auto word = [](int64_t x) { return static_cast<int32_t>(x < -32768 ? -32768 : x > 32767 ? 32767 : x); };
     const int32_t x = word(std::lrintf(static_cast<float>(sum) * scale)), size = x < 0 ? -x : x, u = size < t.limit ? size : t.limit;
     const int32_t start = t.starts[u >> t.shift], slope = t.starts[(u >> t.shift) + 1] - start, part = (u << (15 - t.shift)) & 32767;
-    const int32_t result = word((x > 0 ? x : 0) - (start + ((slope * part + 16384) >> 15)));
+    int32_t result = word((x > 0 ? x : 0) - (start + ((slope * part + 16384) >> 15)));
+    if (gain) result = (result * *gain + 16384) >> 15;
     const int32_t byte = ((result * t.factor + 16384) >> 15) + t.zero;
     return static_cast<uint8_t>(byte < 0 ? 0 : byte > 255 ? 255 : byte);
 }

@@ -35,7 +35,8 @@ inline void each_sum(const Dense &d, const uint8_t *const *in, int64_t n, Store 
 
 void dense(const Dense &d, const uint8_t *const *in, uint8_t *const *out, const uint8_t *const *others, int64_t n) {
     each_sum(d, in, n, [&](int64_t p, int64_t j, int32_t sum, float scale) {
-        uint8_t byte = d.activation ? activated(sum, scale, *d.activation) : requantize(sum, scale, d.bytes);
+        const int32_t *gain = d.gains ? static_cast<const int32_t *>(d.gains) + j : nullptr;
+        uint8_t byte = d.activation ? activated(sum, scale, *d.activation, gain) : requantize(sum, scale, d.bytes);
         if (d.sum) sum_bytes(*d.sum, d.other_first ? others[p] + j : &byte, d.other_first ? &byte : others[p] + j, &byte, 1);
         out[p][j] = byte;
     });

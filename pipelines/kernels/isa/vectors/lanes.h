@@ -62,13 +62,20 @@ constexpr int64_t kLanes = 16;
 using Four = Pair<Pair<Vec>>;  // functions of one vector wait for their own results: four at a time wait for them together
 using Vec16 = std::conditional_t<kVecLanes == 16, Vec, std::conditional_t<kVecLanes == 8, Pair<Vec>, Pair<Pair<Vec>>>>;
 
+inline IntVec lane_numbers() {
+    IntVec v{};
+    for (int64_t l = 0; l < kVecLanes; ++l) v[l] = static_cast<int32_t>(l);
+    return v;
+}
+
 // Horizontal reduction of a vector: its upper half joined to its lower one, until one lane is left.
 template <class T, int64_t N, class Join>
 inline T reduce(typename Vector<T, N>::type v, Join join) {
     using Half = typename Vector<T, N / 2>::type;
-    if constexpr (N == 4)
-        return join(join(v[0], v[2]), join(v[1], v[3]));
-    else if constexpr (N == 8)
+    if constexpr (N == 4) {  // in vectors, whose single elements would pass through other registers
+        const auto two = join(v, __builtin_shufflevector(v, v, 2, 3, 0, 1));
+        return join(two, __builtin_shufflevector(two, two, 1, 0, 3, 2))[0];
+    } else if constexpr (N == 8)
         return reduce<T, 4>(join(Half{v[0], v[1], v[2], v[3]}, Half{v[4], v[5], v[6], v[7]}), join);
     else
         return reduce<T, 8>(join(Half{v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7]},

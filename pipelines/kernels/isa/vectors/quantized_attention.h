@@ -5,6 +5,7 @@
 
 #include "isa/isa.h"
 #include "isa/vectors/code_products.h"
+#include "isa/vectors/unroll.h"
 
 namespace zoo {
 namespace {
@@ -23,6 +24,25 @@ inline void scale_of(Vec magnitude, float *scale, float *inverse) {
     store_float(inverse, magnitude < kSmallestAbsMax ? Vec{} : kLevels / magnitude);
 }
 
+// The first `count` floats, as many as a vector has at most, and zeros.
+inline Vec load_first(const float *x, int64_t count) {
+    if (count >= kVecLanes) return load_float<Vec>(x);
+#if defined(__AVX512F__)
+    return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1 << count) - 1), x);
+#else
+    float first[kVecLanes] = {};
+    for (int64_t i = 0; i < count; ++i) first[i] = x[i];
+    return load_float<Vec>(first);
+#endif
+}
+
+// Elements from `begin` to `end`, and -inf outside of them.
+inline Vec within(Vec x, int64_t begin, int64_t end) {
+    const auto limit = [](int64_t place) { return static_cast<int32_t>(std::clamp<int64_t>(place, 0, kVecLanes)); };
+    const IntVec lanes = lane_numbers();
+    return (lanes >= limit(begin)) & (lanes < limit(end)) ? x : broadcast<Vec>(-INFINITY);
+}
+
 // Brings a row of `size` columns, some rows ahead, into the cache: rows of a head lie far from each other.
 constexpr int64_t kAhead = 8;
 inline void fetch(const float *row, int64_t size) {
@@ -31,14 +51,20 @@ inline void fetch(const float *row, int64_t size) {
 
 // Scales of `size` columns of n rows, each by its own range.
 inline void column_scales(const float *x, int64_t stride, int64_t n, int64_t size, float *scale, float *inverse) {
-    for (int64_t j = 0; j < size; j += kVecLanes) store_float(scale + j, Vec{});
-    for (int64_t t = 0; t < n; ++t) {
-        const float *row = x + t * stride;
-        fetch(row + kAhead * stride, size);
-        for (int64_t j = 0; j < size; j += kVecLanes)
-            store_float(scale + j, reinterpret_cast<Vec>(larger(reinterpret_cast<IntVec>(load_float<Vec>(scale + j)), magnitude_bits(load_float<Vec>(row + j)))));
-    }
-    for (int64_t j = 0; j < size; j += kVecLanes) scale_of(load_float<Vec>(scale + j), scale + j, inverse + j);
+    const auto columns = [&](auto vectors, int64_t j) {
+        constexpr int kVectors = decltype(vectors)::value;
+        IntVec largest[kVectors] = {};
+        for (int64_t t = 0; t < n; ++t) {
+            const float *row = x + t * stride + j;
+            fetch(row + kAhead * stride, kVectors * kVecLanes);
+            unroll<kVectors>([&](auto v) ZOO_INLINE { largest[v.value] = larger(largest[v.value], magnitude_bits(load_float<Vec>(row + v.value * kVecLanes))); });
+        }
+        unroll<kVectors>([&](auto v) ZOO_INLINE { scale_of(reinterpret_cast<Vec>(largest[v.value]), scale + j + v.value * kVecLanes, inverse + j + v.value * kVecLanes); });
+    };
+    int64_t j = 0;
+    for (; j + 4 * kVecLanes <= size; j += 4 * kVecLanes) columns(Index<4>{}, j);
+    for (; j + 2 * kVecLanes <= size; j += 2 * kVecLanes) columns(Index<2>{}, j);
+    for (; j < size; j += kVecLanes) columns(Index<1>{}, j);
 }
 
 // 1 / sqrt(mean of squares + epsilon) of a row whose columns behind `width` are 0 up to whole sixteens.
@@ -98,18 +124,24 @@ struct Head {
     float *positioned;                         // keys, [n, size]; later queries, [kQueries, size]
 };
 
-// Codes of a query or key whose columns are multiplied by `scale`, by its own range, plus `zero`; returns the factor of its products.
-inline float pack_row(const float *x, const float *scale, int64_t size, int32_t zero, Code *codes) {
-    IntVec largest{};
-    for (int64_t j = 0; j < size; j += kVecLanes) largest = larger(largest, magnitude_bits(load_float<Vec>(x + j) * load_float<Vec>(scale + j)));
-    const int32_t bits = reduce_max<int32_t>(largest);
-    float magnitude;
-    std::memcpy(&magnitude, &bits, 4);
-    const bool none = magnitude < kSmallestAbsMax;
-    const float inverse = none ? 0.0f : kLevels / magnitude;
-    for (int64_t j = 0; j < size; j += kVecLanes)
-        store_codes(codes + j, rounded((load_float<Vec>(x + j) * load_float<Vec>(scale + j)) * inverse) + zero);
-    return (none ? 1.0f : magnitude / kLevels) * kLog2E;
+// Codes of `Count` queries or keys whose columns are multiplied by `scale`, each by its own range, plus `zero`, and the factors of their products.
+template <int Count>
+inline void pack_rows(const float *const *x, const float *scale, int64_t size, int32_t zero, Code *codes, float *factor) {
+    float magnitude[Count], inverse[Count];
+    for (int row = 0; row < Count; ++row) {
+        IntVec largest{};
+        for (int64_t j = 0; j < size; j += kVecLanes) largest = larger(largest, magnitude_bits(load_float<Vec>(x[row] + j) * load_float<Vec>(scale + j)));
+        const int32_t bits = reduce_max<int32_t>(largest);
+        std::memcpy(magnitude + row, &bits, 4);
+    }
+    for (int row = 0; row < Count; ++row) {
+        const bool none = magnitude[row] < kSmallestAbsMax;
+        inverse[row] = none ? 0.0f : kLevels / magnitude[row];
+        factor[row] = (none ? 1.0f : magnitude[row] / kLevels) * kLog2E;
+    }
+    for (int row = 0; row < Count; ++row)
+        for (int64_t j = 0; j < size; j += kVecLanes)
+            store_codes(codes + row * size + j, rounded((load_float<Vec>(x[row] + j) * load_float<Vec>(scale + j)) * inverse[row]) + zero);
 }
 
 // Words of the codes of head h by distance, plus `zero`.
@@ -132,7 +164,8 @@ inline void pack_disentangled(const QuantizedAttention &a, int64_t h, const floa
     if (!a.to_content.codes) return;
     pack_positions(a, a.to_content, h, kQueryMiddle, head, head.to_content);
     for (int64_t t = 0; t < head.room; ++t) {
-        if (t < head.n) head.content_factor[t] = pack_row(key + t * stride, a.to_content.scale + h * head.size, head.size, 0, head.row);
+        const float *row = key + t * stride;
+        if (t < head.n) pack_rows<1>(&row, a.to_content.scale + h * head.size, head.size, 0, head.row, head.content_factor + t);
         for (int64_t g = 0; g < groups; ++g) head.content_keys[g * head.room + t] = t < head.n ? packed(head.row + g * kTerms) : 0;
     }
     query_offsets(head.content_keys, groups, head.room, head.key_offsets);
@@ -244,21 +277,21 @@ void attend(const QuantizedAttention &a, const Head &head, int64_t h, const floa
     const int64_t n = head.n, room = head.room, size = head.size;
     const int64_t begin = first > a.before ? (first - a.before) / kLanes * kLanes : 0;
     const int64_t end = n - first - Count > a.after ? first + Count + a.after : n, columns = round_up(end - begin, kLanes);
+    const float *queries[Count];
     for (int row = 0; row < Count; ++row) {
         fetch(x + (row + Count) * stride, size);
-        const float *query = positioned(a, x + row * stride, a.query_norm, first + row, head.positioned + row * size);
-        head.factor[row] = pack_row(query, head.key_scale, size, kQueryMiddle, head.queries + row * size);
-        if (a.to_position.codes) {
-            Code *codes = head.position_queries + row * size;
-            head.position_factor[row] = pack_row(query, a.to_position.scale + h * size, size, kQueryMiddle, codes);
-            for (int64_t far = 0; head.is_long && far < 2; ++far) {
-                const int64_t distance = far ? head.near_end : 0;
-                IntVec sums = IntVec{} + head.position_offsets[distance];
-                for (int64_t g = 0; g < size / kTerms; ++g) add_query_products(sums, packed(codes + g * kTerms), IntVec{} + head.to_position[g * head.span + distance]);
-                store_int(head.far_position + (row * 2 + far) * kVecLanes, sums);
-            }
-        }
+        queries[row] = positioned(a, x + row * stride, a.query_norm, first + row, head.positioned + row * size);
     }
+    pack_rows<Count>(queries, head.key_scale, size, kQueryMiddle, head.queries, head.factor);
+    if (a.to_position.codes) pack_rows<Count>(queries, a.to_position.scale + h * size, size, kQueryMiddle, head.position_queries, head.position_factor);
+    for (int64_t far = 0; a.to_position.codes && head.is_long && far < 2; ++far)
+        for (int row = 0; row < Count; ++row) {
+            const int64_t distance = far ? head.near_end : 0;
+            IntVec sums = IntVec{} + head.position_offsets[distance];
+            for (int64_t g = 0; g < size / kTerms; ++g)
+                add_query_products(sums, packed(head.position_queries + row * size + g * kTerms), IntVec{} + head.to_position[g * head.span + distance]);
+            store_int(head.far_position + (row * 2 + far) * kVecLanes, sums);
+        }
     product_rows<Count, true>(head.queries, size, size / kTerms, head.keys + begin, room, columns, head.offsets + begin,
                             [&](int row, int64_t key, IntVec sums) {
         store_float(head.scores + row * room + key, __builtin_convertvector(sums, Vec) * head.factor[row]);
@@ -266,20 +299,22 @@ void attend(const QuantizedAttention &a, const Head &head, int64_t h, const floa
     float share[Count], base[Count];
     for (int row = 0; row < Count; ++row) {
         float *scores = head.scores + row * room - begin;
-        const int64_t own = first + row;
+        const int64_t own = first + row, lowest = own - a.before, last = end - own > a.after ? own + a.after + 1 : end;
         int64_t key = begin;
         for (; a.rows && key + 2 * kVecLanes <= begin + columns; key += 2 * kVecLanes) add_position_scores<2>(a, head, row, own, key, scores);
         for (; a.rows && key < begin + columns; key += kVecLanes) add_position_scores<1>(a, head, row, own, key, scores);
-        for (int64_t t = begin; bias && t < end; ++t) scores[t] = scores[t] + bias[own * a.bias_row + t] * kLog2E;
-        for (int64_t t = begin; t < own - a.before; ++t) scores[t] = -INFINITY;
-        const int64_t last = end - own > a.after ? own + a.after + 1 : end;
-        for (int64_t t = last; t < begin + columns; ++t) scores[t] = -INFINITY;
-        base[row] = max_of(scores + begin, columns);
+        Vec largest = broadcast<Vec>(-INFINITY);
+        for (int64_t t = begin; t < begin + columns; t += kVecLanes) {
+            Vec score = load_float<Vec>(scores + t);
+            if (bias) score = score + load_first(bias + own * a.bias_row + t, end - t) * kLog2E;
+            if (t < lowest || t + kVecLanes > last) score = within(score, lowest - t, last - t);
+            store_float(scores + t, score);
+            largest = score > largest ? score : largest;
+        }
+        base[row] = reduce_max<float>(largest);
     }
-    for (int row = 0; row < Count; ++row) {  // which do not wait for the largest score of the next
-        const float factor = head.factor[row];
-        share[row] = 1.0f / weight_codes(head.scores + row * room, base[row], columns, head.weights + row * room) + (factor - factor);  // NaN of what is not finite
-    }
+    for (int row = 0; row < Count; ++row) share[row] = weight_codes(head.scores + row * room, base[row], columns, head.weights + row * room);
+    for (int row = 0; row < Count; ++row) share[row] = 1.0f / share[row] + (head.factor[row] - head.factor[row]);  // NaN of what is not finite
     product_rows<Count, false>(head.weights, room, round_up(end - begin, kTerms) / kTerms, head.values + begin / kTerms * size, size, size, nullptr,
                         [&](int row, int64_t column, IntVec sums) {
         store_float(out + row * out_stride + column, (__builtin_convertvector(sums, Vec) * share[row]) * load_float<Vec>(head.value_scale + column));

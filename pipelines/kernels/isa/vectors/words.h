@@ -32,11 +32,5 @@ inline void store_signed(uint8_t *address, Vec v) { store_as(address, __builtin_
 inline Vec to_float(IntVec v) { return __builtin_convertvector(v, Vec); }
 inline IntVec load_words(const int16_t *address) { return __builtin_convertvector(load_as<HalfWords>(address), IntVec); }
 
-inline IntVec lane_numbers() {
-    IntVec v{};
-    for (int64_t l = 0; l < kVecLanes; ++l) v[l] = static_cast<int32_t>(l);
-    return v;
-}
-
 }  // namespace
 }  // namespace zoo

@@ -116,15 +116,19 @@ def test_activations_of_sums_are_within_a_rounding_of_the_exact_ones(kind: str, 
         weight = rng.integers(-128, 128, (outputs, 1, 1, x)).astype(np.int8)
         bias = rng.integers(-(2**15), 2**15, outputs).astype(np.int32)
         scales = (scale * 10 ** rng.uniform(-4, 0, outputs)).astype(np.float32)
-        layer = Convolution(0, 1, weight, bias, scales, floats=True).activated(kind, scale, zero, 1)
+        gain = rng.uniform(0.4, 2, outputs).astype(np.float32) if zero % 2 else np.ones(outputs, np.float32)
+        layer = Convolution(0, 1, weight, bias, scales, floats=True).activated(
+            kind, scale * float(gain.max()), zero, 1, gain if zero % 2 else None
+        )
         assert layer is not None
+        scale_of = gain / (scale * gain.max())
         made = program(
             (5, 7, x), [(5, 7, x), (5, 7, outputs)], [Pixels(0, last=True), layer, Dequantize(1, 1, 0)], 35 * outputs
         )
         samples = rng.integers(0, 256, (2, 5, 7, x), dtype=np.uint8)
         same_bits(made, samples)
         real = (samples[0].reshape(-1, x).astype(np.int64) @ weight[:, 0, 0].T + bias) * scales.astype(np.float64)
-        wanted = np.clip(exact(kind, real.ravel()) / scale + zero, 0, 255)
+        wanted = np.clip(exact(kind, real.ravel()).reshape(-1, outputs) * scale_of + zero, 0, 255).ravel()
         output = reference.run(made, samples[0]).reshape(outputs, -1).T
         assert np.abs(output.ravel() - wanted).max() < 0.7
         assert np.square(output.ravel() - wanted).mean() < 1.03 / 12
@@ -136,7 +140,10 @@ def test_activations_that_16_bits_do_not_hold_stay_apart() -> None:
     assert Convolution(0, 1, one, np.zeros(1, np.int32), 1e5 * ones, floats=True).activated("gelu", 0.01, 3, 1) is None
     table = activation_table("gelu", 0.01, 3)
     assert table is not None
+    assert activation_table("gelu", 0.01, 3, spread=17) is None
     for wrong in (
+        {"activation": table, "gains": -np.ones(1, np.int16)},
+        {"gains": np.ones(1, np.int16)},
         {"activation": replace(table, factor=1)},
         {"activation": replace(table, starts=np.full(65, 2**14, np.int16))},
         {"activation": table, "floats": True},

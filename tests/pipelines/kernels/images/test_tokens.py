@@ -67,6 +67,7 @@ def block(g: Graph, x: str, merged: bool, tokens: int) -> str:
     norm = g.add("LayerNormalization", [x, weights(g, CHANNELS), weights(g, CHANNELS, mean=0)])
     norm = g.add("Mul", [norm, weights(g, CHANNELS)])  # as SmoothQuant leaves it
     wide = gelu(g, linear(g, g.quantize(norm, 0.03, 125), (CHANNELS, 4 * CHANNELS)))
+    wide = g.add("Mul", [wide, weights(g, 4 * CHANNELS)])
     return g.add("Add", [linear(g, g.quantize(wide, 0.02, 10), (4 * CHANNELS, CHANNELS)), x])
 
 

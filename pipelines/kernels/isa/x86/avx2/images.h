@@ -57,9 +57,11 @@ inline __m128i bytes_of(__m256i low, __m256i high, const float *scale, const Req
 }
 
 // Sixteen sums as the bytes of their activation.
-inline __m128i activated_bytes(__m256i low, __m256i high, const float *scale, const ActivationTable &t) {
-    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(rounded(low, scale), rounded(high, scale + 8)), 0xD8);
-    const __m256i values = ActivatedWords(t).of(words);
+inline __m128i activated_bytes(__m256i low, __m256i high, const float *scale, const ActivationTable &t, const int16_t *gains) {
+    const auto words_of = [](__m256i a, __m256i b) { return _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xD8); };
+    const __m256i words = words_of(rounded(low, scale), rounded(high, scale + 8));
+    const ActivatedWords activated(t);
+    const __m256i values = gains ? activated.of(words, words_of(load(gains), load(gains + 16))) : activated.of(words);
     return _mm_packus_epi16(_mm256_castsi256_si128(values), _mm256_extracti128_si256(values, 1));
 }
 
@@ -153,7 +155,8 @@ inline void each_tile(const Dense &d, const uint8_t *const *in, int64_t n, Store
 
 void dense(const Dense &d, const uint8_t *const *in, uint8_t *const *out, const uint8_t *const *others, int64_t n) {
     each_tile(d, in, n, [&](int64_t p, int64_t column, __m256i low, __m256i high, const float *scale) {
-        __m128i bytes = d.activation ? activated_bytes(low, high, scale, *d.activation) : bytes_of(low, high, scale, d.bytes);
+        const int16_t *gains = d.gains ? static_cast<const int16_t *>(d.gains) + column / 16 * panel_size(0) : nullptr;
+        __m128i bytes = d.activation ? activated_bytes(low, high, scale, *d.activation, gains) : bytes_of(low, high, scale, d.bytes);
         if (d.sum) {
             const __m128i other = _mm_loadu_si128(reinterpret_cast<const __m128i *>(others[p] + column));
             bytes = d.other_first ? summed(*d.sum, other, bytes) : summed(*d.sum, bytes, other);

@@ -54,14 +54,18 @@ struct ActivatedWords {
             slopes[half] = _mm512_sub_epi16(load(t.starts + 32 * half + 1), starts[half]);
         }
     }
-    ZOO_INLINE inline Ints of(Ints x) const {
+    ZOO_INLINE inline Ints of(Ints x) const { return bytes(result(x)); }
+    ZOO_INLINE inline Ints of(Ints x, Ints gain) const { return bytes(_mm512_mulhrs_epi16(result(x), gain)); }
+
+  private:
+    ZOO_INLINE inline Ints result(Ints x) const {
         const Ints u = _mm512_min_epu16(_mm512_abs_epi16(x), limit), segment = _mm512_srl_epi16(u, shift);
         const Ints part = _mm512_and_si512(_mm512_sll_epi16(u, left_shift), _mm512_set1_epi16(32767));
         const Ints rise = _mm512_mulhrs_epi16(_mm512_permutex2var_epi16(slopes[0], segment, slopes[1]), part);
         const Ints remainder = _mm512_add_epi16(_mm512_permutex2var_epi16(starts[0], segment, starts[1]), rise);
-        const Ints result = _mm512_subs_epi16(_mm512_max_epi16(x, _mm512_setzero_si512()), remainder);
-        return _mm512_add_epi16(_mm512_mulhrs_epi16(result, factor), zero);
+        return _mm512_subs_epi16(_mm512_max_epi16(x, _mm512_setzero_si512()), remainder);
     }
+    ZOO_INLINE inline Ints bytes(Ints result) const { return _mm512_add_epi16(_mm512_mulhrs_epi16(result, factor), zero); }
 };
 
 // 128 bits by 128 bits of a panel's bytes to bytes in order, and back.

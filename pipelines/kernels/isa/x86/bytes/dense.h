@@ -103,6 +103,22 @@ struct ActivationOf {
     }
 };
 
+// Of a panel whose first column is `column`.
+template <int V>
+struct ScaledActivationOf {
+    ActivatedWords words;
+    Ints first, second;
+    explicit ScaledActivationOf(const Dense &d, int64_t column) : words(*d.activation) {
+        Ints gains[4] = {};
+        unroll<V>([&](auto v) ZOO_INLINE { gains[v.value] = load(static_cast<const int8_t *>(d.gains) + 8 * column + 4 * kInts * v.value); });
+        first = to_words(gains[0], gains[1]), second = to_words(gains[2], gains[3]);
+    }
+    template <int>
+    ZOO_INLINE inline Ints pack(const Ints (&q)[4]) const {
+        return to_bytes(words.of(to_words(q[0], q[1]), first), words.of(to_words(q[2], q[3]), second));
+    }
+};
+
 inline Ints requantized(Ints sum, Floats scale) { return to_ints(multiply(to_floats(sum), scale)); }
 
 // The vectors i of bytes that `BytesOf::pack` made, as floats.
@@ -144,6 +160,7 @@ void dense_tile(const Dense &d, const int8_t *w, const uint8_t *const *in, uint8
         });
     };
     const auto alone = [](Ints bytes, int) ZOO_INLINE { return bytes; };
+    if (d.gains) return finish(ScaledActivationOf<V>(d, column), alone);
     if (d.activation) return finish(ActivationOf(*d.activation), alone);
     const BytesOf bytes_of(d.bytes);
     if (!d.sum) return finish(bytes_of, alone);
