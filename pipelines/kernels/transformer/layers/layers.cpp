@@ -346,7 +346,7 @@ void Layers::close(int64_t last, const RowLinear *reader) {
         if (reader) quantize_for(reader);
         operation.float_output = operation.float_output || !reader;
     }
-    last_ = last, complete_ = true;
+    last_ = last, result_width_ = register_values_[static_cast<size_t>(last)].width, complete_ = true;
 }
 
 void Layers::divide(int64_t rows) {
@@ -362,31 +362,28 @@ void Layers::divide(int64_t rows) {
         }
         is_short[i] = within && (overwritten || out != last_);
     }
-    for (size_t i = 0, group = 0; i < operations_.size(); ++i) {
-        if (!operations_[i].by_row()) group = i + 1;
-        for (size_t before = group; before < i && !is_short[i]; ++before)
-            if (operations_[before].reads(operations_[i].out)) {  // the next block would read it at another width
-                rows = INT64_MAX, is_short.assign(operations_.size(), false);
-                break;
-            }
-        if (rows == INT64_MAX) break;
-    }
-    block_ = rows, first_short_ = count;
-    std::vector<int64_t> widths(static_cast<size_t>(2 * count), 1), now(static_cast<size_t>(count));
-    register_quantizes_.assign(static_cast<size_t>(2 * count), false);
-    for (int64_t i = 0; i < count; ++i) now[static_cast<size_t>(i)] = i;
+    block_ = rows, first_short_ = 2 * count;
+    register_widths_.assign(static_cast<size_t>(3 * count), 1), register_quantizes_.assign(register_widths_.size(), false);
+    std::vector<int64_t> now(static_cast<size_t>(count)), lengths(register_widths_.size());  // of a row, whole 64
+    std::vector<int64_t> whole;  // registers of all rows that were read since the last operation on more than a row
     for (size_t i = 0; i < operations_.size(); ++i) {
         Operation &operation = operations_[i];
-        for (int64_t *read : {&operation.in, &operation.residual})
-            if (*read >= 0) *read = now[static_cast<size_t>(*read)];
-        int64_t &place = now[static_cast<size_t>(operation.out)];
-        place = operation.out = operation.out + (is_short[i] ? count : 0);
-        const auto index = static_cast<size_t>(place);
-        widths[index] = std::max(widths[index], operation.width);
+        if (!operation.by_row()) whole.clear();
+        for (int64_t *read : {&operation.in, &operation.residual}) {
+            if (*read < 0) continue;
+            *read = now[static_cast<size_t>(*read)];
+            if (operation.by_row()) whole.push_back(*read);
+        }
+        const int64_t length = round_up(operation.width, kColumns), out = operation.out;
+        // Rows of another length would overwrite those that the next block reads: they go elsewhere.
+        const bool overwrites = lengths[static_cast<size_t>(out)] != length && std::find(whole.begin(), whole.end(), out) != whole.end();
+        now[static_cast<size_t>(out)] = operation.out = out + (is_short[i] ? 2 * count : overwrites ? count : 0);
+        const auto index = static_cast<size_t>(operation.out);
+        lengths[index] = length, register_widths_[index] = std::max(register_widths_[index], operation.width);
         if (operation.quantized_output) register_quantizes_[index] = true;
     }
+    last_ = now[static_cast<size_t>(last_)];
     register_quantizes_[static_cast<size_t>(last_)] = true;  // a decoder quantizes the result there
-    register_widths_ = std::move(widths);
 }
 
 std::vector<Layers::Share> Layers::shares(int64_t n, int64_t threads) const {
@@ -395,13 +392,12 @@ std::vector<Layers::Share> Layers::shares(int64_t n, int64_t threads) const {
         const auto before = static_cast<int64_t>(result.size());
         for (int64_t begin = 0; begin < count; begin += most) result.push_back({of, first, end, begin, std::min(most, count - begin), before});
     };
-    const bool divided = block_ != INT64_MAX;  // else an operation may write what one before it still reads in other rows
-    const int64_t even = round_up((n - 1) / threads + 1, kTile), rows = divided ? std::min(even, block_) : even;
+    const int64_t rows = std::min(round_up((n - 1) / threads + 1, kTile), block_);
     for (size_t first = 0, end; first < operations_.size(); first = end) {
         const Operation &operation = operations_[first];
         end = first + 1;
         if (operation.by_row()) {
-            while (divided && end < operations_.size() && operations_[end].by_row()) ++end;
+            while (end < operations_.size() && operations_[end].by_row()) ++end;
             add(Share::Of::kRows, first, end, n, rows);
         } else if (operation.kind == Kind::kEmbed || operation.kind == Kind::kNeighbours) {
             add(Share::Of::kRows, first, end, n, n);

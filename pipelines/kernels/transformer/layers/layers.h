@@ -137,7 +137,7 @@ class Layers {
     int64_t positions() const { return positions_; }      // the most tokens
     int64_t places() const { return places_; }            // rows of the table of positions
     bool by_position() const { return by_position_; }     // else a row of it is added at all positions alike
-    int64_t width() const { return register_values_[static_cast<size_t>(last_)].width; }  // of the result
+    int64_t width() const { return result_width_; }
     std::vector<Register> registers(int64_t rows) const;
 
   protected:
@@ -174,7 +174,8 @@ class Layers {
     static void require_inputs(const Array &weight, int64_t inputs, const char *operation);
     // No operation follows: the register `last` is read by `reader`, or as float32.
     void close(int64_t last, const RowLinear *reader);
-    // Operations on one row at a time pass through `rows` rows together, and what they alone read gets registers of so many rows.
+    // Operations on one row at a time pass through `rows` rows together, and what they alone read gets registers of so many rows. There are
+    // three times as many registers then: those of all rows, others in their place (see `overwrites`), and those of `rows` rows.
     void divide(int64_t rows);
     // Rows of a register where n are computed.
     int64_t register_rows(size_t index, int64_t n) const { return static_cast<int64_t>(index) < first_short_ ? n : std::min(n, block_); }
@@ -213,7 +214,7 @@ class Layers {
     void embed_row(int64_t token, int64_t place, float *to) const;
 
     const Isa &isa_;
-    int64_t positions_ = 0, places_ = 0, tokens_ = 0, last_ = 0;  // last_: a register
+    int64_t positions_ = 0, places_ = 0, tokens_ = 0, result_width_ = 0, last_ = 0;  // last_: a register
     bool complete_ = false, by_position_ = true;
     int64_t block_ = INT64_MAX, first_short_ = INT64_MAX;  // rows that are computed together, the first register of so many
     const RowLinear *vocabulary_ = nullptr;  // also where it is that of `shared`
