@@ -26,6 +26,7 @@ from pipelines.rewrites.remove_dead_branches import RemoveDeadBranches
 from pipelines.rewrites.reshape_chains import ReshapeChains
 from pipelines.rewrites.simplify_concat import SimplifyConcat
 from pipelines.rewrites.subpixel_convolution import SubpixelConvolution
+from pipelines.rewrites.sum_to_add import SumToAdd
 from pipelines.rewrites.tile_to_expand import TileToExpand
 from pipelines.rewrites.whole_max_pool import WholeMaxPool
 from pipelines.rewrites.widen_half import WidenHalf
@@ -43,5 +44,5 @@ def file_passes() -> list[Rewrite]:
     """Returns the passes of an .onnx file that is not of this project: `SHARED`, and those that change its layers."""
     first = [shared() for shared in SHARED if shared is not MergeSiblings]
     last = [FoldScale(factors=True), SubpixelConvolution(), FoldSpaceToDepth(), MergeSiblings(), FlattenLinear()]
-    kinds = (DropNeutral, EinsumToMatMul, TileToExpand, BlocksToImage, WholeMaxPool, LiftRows, NormalizeRows)
+    kinds = (DropNeutral, EinsumToMatMul, SumToAdd, TileToExpand, BlocksToImage, WholeMaxPool, LiftRows, NormalizeRows)
     return [*(kind() for kind in kinds), *first, FuseNormalization(), *last]
