@@ -52,11 +52,14 @@ inline Ints broadcast_dword(const uint8_t *address) {
     return same(four);
 }
 
+constexpr int64_t kLine = 64;
+
 // The sums of Rows pixels and one panel.
 template <int Rows, int V>
 struct DenseSums {
     Ints values[Rows][V];
-    ZOO_INLINE inline const int8_t *run(const Dense &d, const int8_t *w, const uint8_t *const *in) {
+    // ahead: bytes that come into L2 meanwhile, a cache line with the weights of four inputs.
+    ZOO_INLINE inline const int8_t *run(const Dense &d, const int8_t *w, const uint8_t *const *in, const int8_t *ahead) {
         const uint8_t *x[Rows];
         const int8_t *bias = w + kInts * V * d.stretches * d.stretch;
         unroll<Rows>([&](auto r) ZOO_INLINE {
@@ -64,8 +67,9 @@ struct DenseSums {
             unroll<V>([&](auto v) ZOO_INLINE { values[r.value][v.value] = load(bias + 4 * kInts * v.value); });
         });
         for (int64_t s = 0; s < d.stretches; ++s)
-            for (int64_t k = d.offsets[s], end = k + d.stretch; k < end; k += 4, w += 4 * kInts * V) {
+            for (int64_t k = d.offsets[s], end = k + d.stretch; k < end; k += 4, w += 4 * kInts * V, ahead += kLine) {
                 Ints weights[V];
+                __builtin_prefetch(ahead, 0, 2);
                 unroll<V>([&](auto v) ZOO_INLINE { weights[v.value] = load(w + 4 * kInts * v.value); });
                 unroll<Rows>([&](auto r) ZOO_INLINE {
                     const Ints four = broadcast_dword(x[r.value] + k);
@@ -146,10 +150,10 @@ struct SumOf {
 };
 
 template <int Rows, int V>
-void dense_tile(const Dense &d, const int8_t *w, const uint8_t *const *in, uint8_t *const *out, const uint8_t *const *others,
-                int64_t column) {
+void dense_tile(const Dense &d, const int8_t *w, const int8_t *ahead, const uint8_t *const *in, uint8_t *const *out,
+                const uint8_t *const *others, int64_t column) {
     DenseSums<Rows, V> sums;
-    const int8_t *scales = sums.run(d, w, in);
+    const int8_t *scales = sums.run(d, w, in, ahead);
     Floats scale[4] = {};
     unroll<V>([&](auto v) ZOO_INLINE { scale[v.value] = load_floats(scales + 4 * kInts * v.value); });
     const auto finish = [&](const auto &bytes_of, auto then) ZOO_INLINE {
@@ -184,9 +188,10 @@ ZOO_INLINE inline void store_floats_of(const Sums &sums, const Scales &scale, fl
 }
 
 template <int Rows, int V>
-void dense_tile(const Dense &d, const int8_t *w, const uint8_t *const *in, float *const *out, const float *const *others, int64_t column) {
+void dense_tile(const Dense &d, const int8_t *w, const int8_t *ahead, const uint8_t *const *in, float *const *out, const float *const *others,
+                int64_t column) {
     DenseSums<Rows, V> sums;
-    const int8_t *scales = sums.run(d, w, in);
+    const int8_t *scales = sums.run(d, w, in, ahead);
     Floats scale[V];
     unroll<V>([&](auto v) ZOO_INLINE { scale[v.value] = load_floats(scales + 4 * kInts * v.value); });
     unroll<Rows>([&](auto r) ZOO_INLINE {
@@ -195,19 +200,21 @@ void dense_tile(const Dense &d, const int8_t *w, const uint8_t *const *in, float
 }
 
 template <int V, int Rows, class Out>
-ZOO_INLINE inline void dense_rows(int64_t rows, const Dense &d, const int8_t *w, const uint8_t *const *in, Out *const *out,
+ZOO_INLINE inline void dense_rows(int64_t rows, const Dense &d, const int8_t *w, const int8_t *ahead, const uint8_t *const *in, Out *const *out,
                                   const Out *const *others, int64_t column) {
-    if (rows == Rows) return dense_tile<Rows, V>(d, w, in, out, others, column);
-    if constexpr (Rows > 1) dense_rows<V, Rows - 1>(rows, d, w, in, out, others, column);
+    if (rows == Rows) return dense_tile<Rows, V>(d, w, ahead, in, out, others, column);
+    if constexpr (Rows > 1) dense_rows<V, Rows - 1>(rows, d, w, ahead, in, out, others, column);
 }
 
 template <int V, class Out>
 void dense_panel(const Dense &d, const int8_t *w, const uint8_t *const *in, Out *const *out, const Out *const *others, int64_t n,
                  int64_t column) {
     const int64_t tiles = (n + kTileRows<V> - 1) / kTileRows<V>;  // of as equal heights as can be
+    const int64_t inputs = d.stretches * d.stretch, part = inputs / 4 * kLine;
     for (int64_t t = 0, first = 0; t < tiles; ++t) {
-        const int64_t rows = n / tiles + (t < n % tiles);
-        dense_rows<V, kTileRows<V>>(rows, d, w, in + first, out + first, others ? others + first : nullptr, column);
+        const int64_t rows = n / tiles + (t < n % tiles), ahead = (inputs + 8) * kInts * V + t * part;
+        const bool fetches = t * kLine < 4 * kInts * V;  // the first tiles bring the next panel, or what lies behind, often the next layer's
+        dense_rows<V, kTileRows<V>>(rows, d, w, fetches ? w + ahead : w, in + first, out + first, others ? others + first : nullptr, column);
         first += rows;
     }
 }
