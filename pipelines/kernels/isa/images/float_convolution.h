@@ -7,6 +7,7 @@ namespace zoo {
 namespace {
 
 constexpr int64_t kFloatPanel = 16;  // outputs whose weights lie together, [inputs, kFloatPanel]
+constexpr int64_t kFetched = 32;     // inputs whose weights are fetched from memory ahead
 
 inline Vec multiply_add(Vec a, Vec b, Vec c) {
 #if defined(__AVX512F__)
@@ -35,7 +36,11 @@ inline void convolution_tile(const FloatConvolution &c, const float *const *in, 
     for (int64_t k = 0; k < c.inputs; ++k) {
         const int64_t offset = c.offsets[k];
         Vec factors[Parts];
-        unroll<Parts>([&](auto part) ZOO_INLINE { factors[part.value] = load_float<Vec>(weights[part.value] + k * kFloatPanel); });
+        unroll<Parts>([&](auto part) ZOO_INLINE {
+            const float *weight = weights[part.value] + k * kFloatPanel;
+            factors[part.value] = load_float<Vec>(weight);
+            if constexpr (Count <= 2) __builtin_prefetch(weight + kFetched * kFloatPanel);  // few pixels wait for weights
+        });
         unroll<Count>([&](auto i) ZOO_INLINE {
             const Vec x = broadcast<Vec>(windows[i.value][offset]);
             unroll<Parts>([&](auto part) ZOO_INLINE { sums[i.value][part.value] = multiply_add(x, factors[part.value], sums[i.value][part.value]); });
