@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 VERSION = 51
 SUFFIX = ".zoo"
 SIZES = 8  # of images with a program of their own
-CHECKED = (1, 2, 9)  # samples that are validated; more than 8 do not pass through layers of many weights at once
+CHECKED = (1, 2)  # samples that are compared with ONNX Runtime
+REPEATED = 9  # samples that are compared with one alone: more than 8 do not pass through layers of many weights at once
 logger = logging.getLogger(__name__)
 
 
@@ -162,7 +163,7 @@ class _NetworkSession(Asynchronous):
 
     def __init__(self, path: Path, threads: int, sizes: Sequence[int] = (), *, validate: bool = True) -> None:
         machine.require_threads(threads)
-        model = NativeModel(unvalidated, path, path, threads, [tuple(sizes)], sizes=CHECKED)
+        model = NativeModel(unvalidated, path, path, threads, [tuple(sizes)], sizes=CHECKED, repeated=(REPEATED,))
         self._unvalidated = model if validate else None
         self.path, self.threads = path, threads
         programs = packed(path, sizes)

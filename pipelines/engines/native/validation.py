@@ -31,7 +31,7 @@ from pipelines.kernels import extension
 
 logger = logging.getLogger(__name__)
 
-VERSION = 11  # of verdicts: bump it when the checks change, or the results of kernels
+VERSION = 12  # of verdicts: bump it when the checks change, or the results of kernels
 SIZES = (1, 2, 8, 128)  # batch sizes that models are checked at, unless they name others
 BUDGET = 2.0  # seconds until no further batch size is checked; that of the caller always is
 ROUNDING = 1000  # times the difference that optimizations of the reference make; native kernels differ by 40 times it
@@ -39,6 +39,7 @@ SAME = 1e-6  # difference of a sample alone and in a batch, as a share of the po
 MIXED = (
     0.01  # the same as a share of the difference of two samples: a float part before int8 layers may round otherwise
 )
+DIFFERS = "a sample in the batch differs from the sample alone"
 Run = Callable[[Batch], dict[str, NDArray[Any]]]
 Expected = Callable[
     [Batch, Batch], dict[str, NDArray[Any]]
@@ -77,6 +78,7 @@ class NativeModel:
         names: Further arguments of `open` and `expected`, such as names of inputs.
         expected: Opens the reference; takes its path, the number of threads, `names`, and whether to optimize it.
         sizes: Batch sizes to check.
+        repeated: Further batch sizes, at which samples are compared with the sample alone, not with the reference.
     """
 
     open: Callable[..., Run]
@@ -86,6 +88,7 @@ class NativeModel:
     names: Sequence[Any] = ()
     expected: Callable[..., Expected] = onnxruntime
     sizes: Sequence[int] = SIZES
+    repeated: Sequence[int] = ()
 
     @property
     def key(self) -> str:
@@ -127,7 +130,7 @@ def _remembered(model: NativeModel, key: str, batch: Batch, others: Sequence[Bat
             return str(files.read_json(path)["fault"])
         except (KeyError, TypeError, ZooError):
             path.unlink(missing_ok=True)
-    few = {name: array[: model.sizes[-1]] for name, array in batch.items()}
+    few = {name: array[: max(*model.sizes, *model.repeated)] for name, array in batch.items()}
     # the child process may have been started in another folder
     absolute = replace(model, path=model.path.absolute(), reference=model.reference.absolute())
     request = {"native": absolute, "form": "native kernels", "batch": few, "others": others, "home": settings.home()}
@@ -195,12 +198,18 @@ def compare(model: NativeModel, batch: Batch, *others: Batch) -> dict[str, Any]:
         except ZooError as error:
             share, fault = np.inf, one_line(error)
         else:
-            if not all(_repeats(outputs[name], array, size, length(samples)) for name, array in first.items()):
-                share, fault = np.inf, "a sample in the batch differs from the sample alone"
+            if not _all_repeat(outputs, first, size, length(samples)):
+                share, fault = np.inf, DIFFERS
         if share > result["difference"]:
             shape = "" if samples is batch else f" of shape {list(next(iter(example.values())).shape)}"
             result |= {"difference": float(share), "fault": f"with a batch{shape or f' of {size}'}, {fault}"}
         result["sizes"].append(size)
+    is_free = set(model.sizes) <= set(result["sizes"])  # in its number of samples
+    for size in model.repeated if one and is_free and result["difference"] <= ALIKE else ():
+        with contextlib.suppress(ZooError):
+            if not _all_repeat(run(resized(batch, size)), one, size, count):
+                result |= {"difference": np.inf, "fault": f"with a batch of {size}, {DIFFERS}"}
+            result["sizes"].append(size)
     return result
 
 
@@ -216,6 +225,10 @@ def _power(outputs: Batch, name: str) -> float:
     values = outputs.get(name, np.zeros(0))
     values = values[np.isfinite(values)]
     return float(np.square(values, dtype=np.float64).mean()) if values.size else 0.0
+
+
+def _all_repeat(outputs: Batch, alone: Batch, size: int, count: int) -> bool:
+    return all(_repeats(outputs[name], array, size, count) for name, array in alone.items())
 
 
 def _repeats(array: NDArray[Any], alone: NDArray[Any], size: int, count: int) -> bool:

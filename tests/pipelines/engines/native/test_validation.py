@@ -103,9 +103,11 @@ def test_a_sample_must_not_depend_on_its_batch(photos, monkeypatch):
         return {name: array * (1 + 0.01 * (len(array) > 1)) for name, array in outputs.items()}
 
     subject = validation.NativeModel(lambda *_: run, INT8, INT8, 1)
-    result = validation.compare(subject, {name: array[:1] for name, array in photos.items()})
-    assert result["difference"] == np.inf
-    assert result["fault"] == "with a batch of 2, a sample in the batch differs from the sample alone"
+    for sizes, repeated in (((1, 2), ()), ((1,), (2,))):
+        subject = dataclasses.replace(subject, sizes=sizes, repeated=repeated)
+        result = validation.compare(subject, {name: array[:1] for name, array in photos.items()})
+        assert result["difference"] == np.inf
+        assert result["fault"] == "with a batch of 2, a sample in the batch differs from the sample alone"
 
 
 def test_a_sample_alone_is_computed_once():
