@@ -194,12 +194,18 @@ def environment(*packages: str, rounds: int, **facts: Any) -> dict[str, Any]:
     return machine.environment(threads=1, rounds=rounds, peers=versions(*packages), **facts)
 
 
-def versions(*packages: str) -> dict[str, str]:
-    """Returns the versions of the packages that are installed."""
+def versions(*packages: str, folder: str = "") -> dict[str, str]:
+    """Returns the versions of the packages that are installed.
+
+    Args:
+        *packages: Their names.
+        folder: Folder of packages; "": those of this process.
+    """
     installed = {}
     for package in packages:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            installed[package] = importlib.metadata.version(package)
+        places = {"path": [folder]} if folder else {}
+        for distribution in importlib.metadata.distributions(name=package, **places):
+            installed.setdefault(package, distribution.version)
     return installed
 
 

@@ -76,16 +76,16 @@ def evaluate(
     Raises:
         RequestError: Data or options are invalid, or `precisions` names fp32 alone.
     """
+    compared = tuple(dict.fromkeys(("fp32", *precisions)))
+    if len(compared) < 2:
+        raise RequestError("fp32 alone compares nothing; add int8 or bf16")
+    require_data(data)
     folder = zoo.load(model)
     if importance and not isinstance(folder.entry, Explainable):
         able = [name for name, entry in zoo.entries().items() if isinstance(entry, Explainable)]
         raise RequestError(f"{folder.entry.name} has no --importance of columns; these families do: {', '.join(able)}")
-    compared = tuple(dict.fromkeys(("fp32", *precisions)))
-    if len(compared) < 2:
-        raise RequestError("fp32 alone compares nothing; add int8 or bf16")
     if data is None:
         data = labelled_sample(folder)
-    require_data(data)
     kind = folder.entry.pipeline()
     pipelines = {}
     for level in compared:
@@ -170,7 +170,7 @@ def benchmark(
         return _benchmark_files([model, *others], data, preprocess, engines, sizes, threads, rounds, instances)
     if others:
         raise RequestError(f"further files require an ONNX file as MODEL; {model} is a zoo model")
-    folder = open_model(model, preprocess)
+    folder = open_model(model, preprocess, data)
     if wrong := [precision for precision in precisions if precision not in PRECISIONS]:
         raise RequestError(f"unknown precision {', '.join(wrong)}; choose among {', '.join(PRECISIONS)}")
     if scenario is not None:
@@ -468,7 +468,7 @@ def plan(
         native, failed = catalog.native_candidates(path, AS_IT_IS, names)
         written = build_plan([*candidates, *native], batches, threads, target, catalog.load)
         return {"model": path.name, "path": str(target), **written, "failed": [*written["failed"], *failed]}
-    folder = open_model(model, preprocess)
+    folder = open_model(model, preprocess, data)
     kind = folder.entry.pipeline()
     if not issubclass(kind, GraphPipeline):
         raise RequestError(

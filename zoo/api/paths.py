@@ -20,21 +20,24 @@ from zoo.huggingface.repository import ID, is_address
 Model = str | Path
 
 
-def open_model(model: Model, preprocess: Model | None) -> ModelFolder:
+def open_model(model: Model, preprocess: Model | None, *data: Any) -> ModelFolder:
     """Opens a zoo model, which has its own preprocessing.
 
     Args:
         model: Name of a pretrained model, or path of a model folder.
         preprocess: Must be None.
+        *data: Data of the command, checked before files of the model are downloaded; strings in a list may be texts.
 
     Returns:
         The model folder.
 
     Raises:
-        RequestError: `preprocess` is given, or there is no such model.
+        RequestError: `preprocess` is given, there is no such model, or data are missing or empty.
     """
     if preprocess is not None:
         raise RequestError(f"--preprocess is for ONNX files; {model} has its own preprocessing, leave the option out")
+    for value in data:
+        require_data(value if isinstance(value, str | Path) else [x for x in as_list(value) if isinstance(x, Path)])
     return zoo.load(model)
 
 
@@ -58,15 +61,26 @@ def require_data(data: Any) -> None:
         data: One value, or a list or tuple of values.
 
     Raises:
-        RequestError: A file is missing.
+        RequestError: A file is missing, or all of them are empty.
     """
-    for place in as_list(data):
+    places = as_list(data)
+    if places and all(map(_is_blank, places)):
+        raise RequestError(f"found no data in {places[0]}, which is empty; expected samples")
+    for place in places:
         if not isinstance(place, str | Path) or os.path.exists(place) or re.search(r"[*?\[:]|^-$", str(place)):  # noqa: PTH110
             continue
         if missing := [name for name in str(place).split(",") if not os.path.exists(name) and not ID.fullmatch(name)]:  # noqa: PTH110
             raise RequestError(
                 f"found no file {missing[0]}; expected a file, a folder, - for stdin, or a hub id ORG/NAME"
             )
+
+
+def _is_blank(place: Any) -> bool:
+    """Whether a file has nothing but white space; files over 64 KiB have more."""
+    if not isinstance(place, str | Path) or not os.path.isfile(place):  # noqa: PTH113
+        return False
+    with Path(place).open("rb") as file:
+        return not file.read(1 << 16).strip() and not file.read(1)
 
 
 def as_list(data: Any) -> Sequence[Any]:

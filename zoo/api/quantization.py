@@ -135,7 +135,7 @@ def calibrate(
         table, path = _calibrate_file(model, output, changes, calibration)
         effort_used = {"effort": calibration.effort}
     else:
-        table, path = _calibrate_folder(open_model(model, preprocess), output, changes, calibration)
+        table, path = _calibrate_folder(open_model(model, preprocess, data), output, changes, calibration)
         effort_used = {}
     return {"observer": table.observer, "samples": table.samples, "path": str(path), **effort_used}
 
@@ -292,7 +292,7 @@ def quantize(
             calibration_data, None, max_memory, preprocess, on_error, time_budget, (), effort or EFFORT, Path(model)
         )
         return _quantize_file(model, output, changes, table, calibration, report_path, engine)
-    folder = open_model(model, preprocess)
+    folder = open_model(model, preprocess, calibration_data)
     if output is None and folder.is_listed("int8.onnx"):
         raise RequestError(
             f"{folder.card.name} ships its int8.onnx, which is read-only; write another one with -o FILE"
@@ -462,7 +462,7 @@ def tune(
             float_model, evaluation_data, calibration_data, batch_size, preprocess, Path(model)
         )
     else:
-        folder = open_model(model, preprocess)
+        folder = open_model(model, preprocess, evaluation_data, calibration_data)
         require_distinct(target, *files_of(folder), *as_list(evaluation_data), *as_list(calibration_data))
         float_model = io.load(folder.ensure("rewritten.onnx"))
         samples = raw_samples(folder, calibration_data, "--calibration-data")

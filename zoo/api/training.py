@@ -21,7 +21,7 @@ from pipelines.models.protocols import Draftable, GraphImportable
 from pipelines.quantization.recipe import matching
 from zoo.api import exporting
 from zoo.api.models import run_stage
-from zoo.api.paths import Model, as_list, output_path, require_distinct
+from zoo.api.paths import Model, as_list, output_path, require_data, require_distinct
 from zoo.api.training_settings import configured, finetuned, require_trainable, write_card, write_trained_card
 from zoo.training.runs import is_first, require_free_run
 
@@ -169,6 +169,7 @@ def finetune(
         RequestError: A setting or goal is invalid, the model cannot be trained, the data are unusable, or `output`
             holds something else.
     """
+    require_data(data)
     folder = zoo.load(model)
     if folder.imported:
         raise RequestError(

@@ -17,8 +17,14 @@ network is left out, with the reason.
     st-openvino-int8       its OpenVINO backend, quantized by it
     fastembed              the float32 graph, added as a model of its own
 
-The last four embed texts only. --packages names folders of packages for engines that need other versions, as in
-fastembed=ENVIRONMENT/lib/python3.11/site-packages.
+The last four embed texts only. --packages names folders of packages for engines that need other versions than this
+process: fastembed, and the int8 backends of sentence-transformers, which lack GTE and Nomic in transformers 4:
+
+    python -m venv A && A/bin/pip install fastembed
+    python -m venv B && B/bin/pip install "sentence-transformers[onnx,openvino]" datasets "huggingface-hub<1"
+    python scripts/peers text-networks --sizes small --tasks embed --packages LIST
+
+with LIST as fastembed=A/lib/python3.11/site-packages,st-onnx-int8=B/...,st-openvino-int8=B/...
 """
 
 from __future__ import annotations
@@ -48,7 +54,17 @@ UNPRINTED = ("engines", "left_out", "unable", "order")  # in the table
 REFERENCES = (EXACT, "sentence-transformers", "openvino-fp32")  # float32; the first that can hold a long text
 LEAST = 0.9  # cosine with it of an engine that is timed
 NEEDED = ("zoo", EXACT)  # `Zoo.build` exports the graph, the other computes what results are compared with
-PACKAGES = ("nncf", "torch", "transformers", "sentence-transformers", "optimum-onnx", "optimum-intel", "fastembed")
+PACKAGES = (
+    "nncf",
+    "torch",
+    "transformers",
+    "sentence-transformers",
+    "optimum-onnx",
+    "optimum-intel",
+    "fastembed",
+    "onnxruntime",
+    "openvino",
+)
 
 
 class Zoo(encoders.Zoo):
@@ -240,7 +256,8 @@ def measure(args: Any) -> dict[str, Any]:
     """Returns {"networks": [`measure_network`], "layers", "environment"}."""
     args.packages = read_packages(args.packages)
     cases = [(shape, size, task) for task in args.tasks for size in args.sizes for shape in args.shapes]
-    environment = machine.environment(threads=1, packages=harness.versions(*PACKAGES))
+    others = {name: harness.versions(*PACKAGES, folder=folder) for name, folder in args.packages.items()}
+    environment = machine.environment(threads=1, packages=harness.versions(*PACKAGES), packages_of=others)
     with harness.folder(args.work) as work, progress("comparing", 5 * len(cases)) as advance:
         report = harness.gather(
             "networks", cases, lambda case: measure_network(case, args, work, advance), args.output, environment

@@ -390,6 +390,26 @@ def test_evaluation_data_that_cannot_be_read_end_the_search(translator: Path, pa
         measure(*models)
 
 
+@pytest.mark.parametrize("name", ["empty.tsv", "blank.tsv", "missing.tsv"])
+def test_data_are_looked_at_before_a_model_is_downloaded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    monkeypatch.setattr(zoo, "load", lambda model: pytest.fail("the model was opened"))
+    (tmp_path / "empty.tsv").touch()
+    (tmp_path / "blank.tsv").write_text(" \n\n")
+    data, message = str(tmp_path / name), f"found no (data in|file) .*{name}"
+    commands = [
+        lambda: zoo.evaluate("minilm-l6", data),
+        lambda: zoo.finetune("minilm-l6", [data], tmp_path / "out"),
+        lambda: zoo.calibrate("minilm-l6", data),
+        lambda: zoo.quantize("minilm-l6", tmp_path / "out.onnx", calibration_data=data),
+        lambda: zoo.tune("minilm-l6", data, tmp_path / "out.onnx"),
+    ]
+    for command in commands:
+        with pytest.raises(RequestError, match=message):
+            command()
+
+
 @pytest.mark.usefixtures("shared_home")
 def test_a_model_is_evaluated_on_the_sample_that_ships_with_it(translator: Path) -> None:
     report = zoo.evaluate("shop-clicks", engine="onnxruntime")
