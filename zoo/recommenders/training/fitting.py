@@ -59,6 +59,25 @@ class Fitting:
     teacher: Teacher | None
     categories: Callable[[int], CategoryCounts]
 
+    def run(self, state: dict[str, Any], split: int) -> Trainer:
+        """Searches, and then trains on all rows with `refit`; begins where `state` stands.
+
+        Args:
+            state: State of the training, updated in place.
+            split: Number of training rows of the search.
+
+        Returns:
+            The trainer of the last network.
+        """
+        if state["phase"] == "search":
+            trainer = self.search(state, split)
+            if not self.config.refit:
+                return trainer
+            del trainer, state["best_weights"]  # all rows train new weights
+            state["winner"].pop("weights")
+            state |= {"phase": "refit", "epoch": 0, "trainer": None}
+        return self.fit(state, len(self.store), state["winner"]["epoch"], state["winner"]["l2"])
+
     def search(self, state: dict[str, Any], split: int) -> Trainer:
         """Tries the strengths of `l2_embeddings` in order, while the AUC of the held-out rows improves.
 
