@@ -36,13 +36,12 @@ class WholeMaxPool(OperatorRewrite):
             self.refuse(node, "the size of the image is unknown")
             return 0
         assert isinstance(graph, ir.Graph)
-        keeps = node.op_type == "GlobalMaxPool" or node.attributes.get_int("keepdims", 1) != 0
         taken, name = query.used_names(graph), str(node.outputs[0].name)
-        if keeps:
-            edit.substitute([node], ir.node("MaxPool", [x], {"kernel_shape": window}, name=node.name))
-            return 1
-        pool = edit.node("MaxPool", [x], f"{name}.pooled", dtype=x.dtype, taken=taken, kernel_shape=window)
-        graph.insert_before(node, pool)
-        axes_of = edit.initializer(graph, f"{name}.axes", np.array(spatial), taken)
-        edit.substitute([node], ir.node("Squeeze", [pool.outputs[0], axes_of], name=node.name))
+        new = edit.node("MaxPool", [x], f"{name}.pooled", dtype=x.dtype, taken=taken, kernel_shape=window)
+        if node.op_type == "ReduceMax" and not node.attributes.get_int("keepdims", 1):
+            graph.insert_before(node, new)
+            axes_of = edit.initializer(graph, f"{name}.axes", np.array(spatial), taken)
+            new = ir.node("Squeeze", [new.outputs[0], axes_of])
+        new.name = node.name
+        edit.substitute([node], new)
         return 1

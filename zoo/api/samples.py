@@ -261,17 +261,16 @@ def _whole_batches(arrays: Batch, size: int) -> dict[str, Any]:
     return {name: array[: count - count % size] for name, array in arrays.items()}
 
 
-def read_once(path: Any, batch_size: int = 256) -> Samples:
+def read_once(path: Any) -> Samples:
     """Reads an .npz file into memory.
 
     Args:
         path: The .npz file.
-        batch_size: Samples of one batch.
 
     Returns:
         The samples.
     """
-    stream, total = npz.read_npz(path, batch_size)
+    stream, total = npz.read_npz(path)
     batches = list(stream)
     return Samples(lambda: batches, total)
 

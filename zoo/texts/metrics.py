@@ -104,18 +104,17 @@ def reciprocal_rank(scores: Floats, gains: Floats, k: int = TOP_K) -> float:
     return float("nan") if not len(positions) else float(positions[0] < k) / (positions[0] + 1)
 
 
-def neighbour_overlap(a: NDArray[np.float32], b: NDArray[np.float32], count: int = NEIGHBOURS) -> float:
-    """Computes the mean overlap of the nearest neighbours in two similarity matrices.
+def neighbour_overlap(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
+    """Computes the mean overlap of the `NEIGHBOURS` nearest neighbours in two similarity matrices.
 
     Args:
         a: float32 [n, n].
         b: float32 [n, n].
-        count: Number of nearest neighbours.
 
     Returns:
         Share from 0 to 1; NaN for fewer than two texts.
     """
-    count = min(count, len(a) - 1)
+    count = min(NEIGHBOURS, len(a) - 1)
     if count < 1:
         return float("nan")
     nearest = []

@@ -137,7 +137,7 @@ class Log:
         return pa.CompressedInputStream(str(path), "gzip") if starts_with(path, GZIP) else pa.OSFile(str(path))
 
 
-def open_log(source: Any, delimiter: str | None = None) -> Log:
+def open_log(source: Any) -> Log:
     """Opens a click log; detects its format by content.
 
     Args:
@@ -145,7 +145,6 @@ def open_log(source: Any, delimiter: str | None = None) -> Log:
             ("org/name"), both optionally with ":split"; "-" for stdin; io.BytesIO with the bytes of CSV or JSON lines;
             a pyarrow table, a data frame, or a list of {column: value}; one dict is a row, or, if all its values are
             lists or arrays, the columns of a table. A `Log` is returned as is.
-        delimiter: Delimiter of CSV; None: the most frequent candidate in the header.
 
     Returns:
         The log with its column names. No rows are read yet.
@@ -156,7 +155,7 @@ def open_log(source: Any, delimiter: str | None = None) -> Log:
     if isinstance(source, Log):
         return source
     if isinstance(source, io.BytesIO):
-        return _by_head("the text", *_head("the text", source, delimiter), place=source.getvalue())
+        return _by_head("the text", *_head("the text", source, None), place=source.getvalue())
     if not isinstance(source, str | Path):
         rows = _in_memory(source)
         log = Log("the input", "rows", "", (), place=rows)
@@ -164,7 +163,7 @@ def open_log(source: Any, delimiter: str | None = None) -> Log:
     paths = sources.expand(source)
     if len(paths) > 1:
         raise RequestError(f"found {len(paths)} files in {source}, expected one")
-    return _open_path(*paths[0], delimiter)
+    return _open_path(*paths[0], None)
 
 
 def _open_path(name: str, partition: sources.Partition, delimiter: str | None) -> Log:
@@ -208,7 +207,7 @@ def open_logs(source: Any, delimiter: str | None = None) -> list[Log]:
     Args:
         source: A source, see `open_log`, or a list of sources. Folders and patterns stand for all their files, see
             `sources.expand`.
-        delimiter: Delimiter of CSV; None: detected in every log.
+        delimiter: Delimiter of CSV; None: the most frequent candidate in the header of a log.
 
     Returns:
         The logs in order.

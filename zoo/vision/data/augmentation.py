@@ -13,6 +13,7 @@ from zoo.vision.data.datasets import Images, Pixels
 
 GREY = (128, 128, 128)  # fill color outside the image
 MAX_MAGNITUDE = 10.0
+MIN_AREA = 0.25  # share of an image in a random crop
 
 # Operations take an image, a strength in [0, 1] and a sign of +-1. Strength 1 is the maximum of Cubuk et al. 2020.
 Operation = Callable[[Image.Image, float, float], Image.Image]
@@ -123,20 +124,19 @@ def pad_and_crop(pixels: Pixels, random: np.random.Generator) -> Pixels:
     return padded[y : y + height, x : x + width]
 
 
-def resized_crop(image: Image.Image, size: int, random: np.random.Generator, min_area: float = 0.25) -> Image.Image:
+def resized_crop(image: Image.Image, size: int, random: np.random.Generator) -> Image.Image:
     """Crops a random window with aspect ratio 3:4 to 4:3 and resizes it (Szegedy et al. 2015).
 
     Args:
         image: RGB image.
         size: Height and width of the result, in pixels.
         random: Random generator.
-        min_area: Minimum share of the image's area.
 
     Returns:
         Image of [size, size]; a center crop if no window fits in 10 draws.
     """
     for _ in range(10):
-        area = image.width * image.height * random.uniform(min_area, 1)
+        area = image.width * image.height * random.uniform(MIN_AREA, 1)
         ratio = math.exp(random.uniform(math.log(3 / 4), math.log(4 / 3)))
         width, height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < width <= image.width and 0 < height <= image.height:

@@ -40,9 +40,7 @@ class Detections:
         return Detections(self.boxes[index], self.scores[index], self.classes[index], self.extra[index])
 
 
-def suppress(
-    boxes: Floats, scores: Floats, classes: NDArray[np.int64], iou: float, max_boxes: int = MOST
-) -> NDArray[np.int64]:
+def suppress(boxes: Floats, scores: Floats, classes: NDArray[np.int64], iou: float) -> NDArray[np.int64]:
     """Non-maximum suppression within each class: torchvision's `batched_nms`, in float32.
 
     A box is left out if its intersection over union with a box of its class and a higher score is above `iou`; of equal
@@ -53,17 +51,16 @@ def suppress(
         scores: float32 [n].
         classes: int64 [n].
         iou: Threshold.
-        max_boxes: Maximum number of boxes that are kept.
 
     Returns:
-        Positions of the kept boxes, int64, the highest score first.
+        Positions of the kept boxes, `MOST` at most, int64, the highest score first.
     """
     order = np.argsort(-scores, kind="stable")[:CANDIDATES]
     left, top, right, bottom = np.ascontiguousarray(boxes[order].T)
     kinds, areas = classes[order], (right - left) * (bottom - top)
     kept: list[np.int64] = []
     remaining = np.arange(len(order))
-    while len(remaining) and len(kept) < max_boxes:
+    while len(remaining) and len(kept) < MOST:
         first, remaining = remaining[0], remaining[1:]
         kept.append(first)
         width = np.minimum(right[first], right[remaining]) - np.maximum(left[first], left[remaining])

@@ -80,10 +80,7 @@ void lookup(const uint8_t *table, const uint8_t *x, uint8_t *out, int64_t n) {
     for (int64_t i = 0; i < n; ++i) out[i] = table[x[i]];
 }
 
-void multiply_bytes(const ByteProduct &p, const PixelRow<const uint8_t> &x, const PixelRow<const uint8_t> &gate, const PixelRow<uint8_t> &out,
-                    int64_t pixels, int64_t channels) {
-    multiply_pixels(p, x, gate, out, pixels, channels);
-}
+constexpr auto multiply_bytes = multiply_pixels;
 
 int64_t products(int64_t rounds) {
     int32_t a = 0, b = 0, c = 0, d = 0, x = 3;

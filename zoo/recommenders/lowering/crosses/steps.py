@@ -217,7 +217,7 @@ class CrossSteps(CodeLayers):
         starts = np.cumsum([0, *(vector.inner.width for vector in vectors)])[:-1]
         return unit, noise, int(np.argmax(np.maximum.reduceat(reach, starts)))
 
-    def _rooms(self, parts: Sequence[Expression], own: bool) -> list[tuple[int, float, int, float]]:
+    def _rooms(self, parts: Sequence[Expression]) -> list[tuple[int, float, int, float]]:
         """Returns (position, scale, row, largest magnitude) of the codes of vectors, see `_code_positions`."""
         rooms, start = [], 0
         for part in parts:
@@ -225,7 +225,7 @@ class CrossSteps(CodeLayers):
             if isinstance(part, Field):
                 most = self.scales.magnitudes(part.table)
                 share = np.clip(most / positive(float(most.max())), LEAST, 1)
-            for code, scale, row in self._code_positions(part, own):
+            for code, scale, row in self._code_positions(part, own=True):
                 rooms.append((code, scale, start + row, scale * CODES * float(share[row])))
             start += part.width
         return rooms
@@ -261,12 +261,12 @@ class CrossSteps(CodeLayers):
                 growth = np.where(codes[0] >= SEEN, GROWTH * states[0] / np.maximum(codes[0], 1), unit)
                 growth = np.clip(growth, LEAST * unit if isinstance(x, GatedCodes) else LEAST, unit)
                 stats[x] = np.zeros((3, x.width))
-                for code, scale, row, room in self._rooms(parts_of(x.x), True):
+                for code, scale, row, room in self._rooms(parts_of(x.x)):
                     stats[x][:, row] = room * growth[code], scale * states[1, code], scale * states[2, code]
         for x in self.crossed.values():
             for part in parts_of(x.x):
                 stats[part] = np.zeros((3, part.width))
-                for code, scale, row, room in self._rooms([part], True):
+                for code, scale, row, room in self._rooms([part]):
                     stats[part][:, row] = room, scale * codes[1, code], scale * codes[2, code]
         kept = [self.scales.columns(f"{type(x).__name__} {i}", array) for i, (x, array) in enumerate(stats.items())]
         return {x: Columns(*array) for x, array in zip(stats, kept, strict=True)}

@@ -216,10 +216,7 @@ void depthwise(const Depthwise &d, const uint8_t *x, uint8_t *out, int64_t n) {
     }
 }
 
-void multiply_bytes(const ByteProduct &p, const PixelRow<const uint8_t> &x, const PixelRow<const uint8_t> &gate, const PixelRow<uint8_t> &out,
-                    int64_t pixels, int64_t channels) {
-    multiply_pixels(p, x, gate, out, pixels, channels);
-}
+constexpr auto multiply_bytes = multiply_pixels;
 
 int64_t products(int64_t rounds) {
     __m256i a = _mm256_setzero_si256(), b = a, c = a, d = a, e = a, f = a, g = a, h = a;
