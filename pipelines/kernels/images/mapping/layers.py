@@ -226,7 +226,15 @@ class Layers(FloatLayers):
     def _maxpool(self, node: ir.Node) -> None:
         x = self.values[data_input(node)]
         if not isinstance(x, Bytes):
-            raise refused(node, "reads a float value")
+            size = self._sizes(x)[2:]
+            if (
+                len(size) != 1
+                or tuple(node.attributes.get_ints("kernel_shape", [])) != size
+                or any(node.attributes.get_ints("pads", [0]))
+            ):
+                raise refused(node, "reads a float value")
+            self._settle(node.outputs[0], self._extremes(node, 2, 1, True)[0])  # `WholeMaxPool` of a ReduceMax
+            return
         kernel, strides, pads, counts = self._window(node, x)
         out = self._new((*counts, self.tensors[x.tensor][2]))
         self.steps.append(MaxPool(x.tensor, out, kernel, strides, pads))

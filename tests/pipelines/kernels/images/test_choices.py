@@ -252,7 +252,8 @@ class Head(Graph):
     def extremes(self) -> list[str]:
         """Indices of the smallest elements, the largest ones, and classes as the bytes of a map."""
         classes = self.add("Cast", [self.add("ArgMax", [self.scores], axis=2, keepdims=0)], to=TensorProto.UINT8)
-        return [self.add("ArgMin", [self.boxes], axis=2), self.add("ReduceMax", [self.scores], axes=[1]), classes]
+        most = self.add("MaxPool", [self.scores], kernel_shape=[CLASSES])  # as `WholeMaxPool` writes a ReduceMax
+        return [self.add("ArgMin", [self.boxes], axis=2), self.add("ReduceMax", [self.scores], axes=[1]), most, classes]
 
     def suppressed(self) -> list[str]:
         """Rows of boxes that do not overlap."""
