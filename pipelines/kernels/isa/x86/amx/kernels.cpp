@@ -219,7 +219,7 @@ void dense_panel(const Dense &d, const Scratch &scratch, const int8_t *w, const 
     const auto alone = [](__m512i bytes, int64_t) ZOO_INLINE { return bytes; };
     if (d.gains) return rows_of(ScaledActivationOf<V>(d, column), alone);
     if (d.activation) return rows_of(ActivationOf(*d.activation), alone);
-    const BytesOf bytes_of(d.bytes);
+    const BytesOf<true> bytes_of(d.bytes);
     if (!d.sum) return rows_of(bytes_of, alone);
     const SumOf other(*d.sum);
     if (d.other_first)

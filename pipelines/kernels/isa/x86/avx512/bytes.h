@@ -75,8 +75,7 @@ ZOO_INLINE inline void store_panel(uint8_t *out, Ints bytes) {
         _mm512_storeu_si512(out, bytes);
     } else if constexpr (V == 3) {
         const __m512i joined = _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, 0, 0, 0, 0), bytes);
-        _mm256_storeu_si256(reinterpret_cast<__m256i *>(out), _mm512_castsi512_si256(joined));
-        _mm_storeu_si128(reinterpret_cast<__m128i *>(out + 32), _mm512_extracti32x4_epi32(joined, 2));
+        _mm512_mask_storeu_epi32(out, 0x0FFF, joined);
     } else if constexpr (V == 2) {
         const __m512i joined = _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 0, 0, 0, 0), bytes);
         _mm256_storeu_si256(reinterpret_cast<__m256i *>(out), _mm512_castsi512_si256(joined));

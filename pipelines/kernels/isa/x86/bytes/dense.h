@@ -80,19 +80,17 @@ struct DenseSums {
     }
 };
 
+template <bool kClips>
 struct BytesOf {
     Ints zero, low, high;
-    bool shifts, clips;
     explicit BytesOf(const Requantization &b)
-        : zero(same_words(static_cast<int16_t>(b.zero))), low(same_bytes(static_cast<int8_t>(b.low))),
-          high(same_bytes(static_cast<int8_t>(b.high))), shifts(b.zero != 0), clips(b.low > 0 || b.high < 255) {}
+        : zero(same_words(static_cast<int16_t>(b.zero))), low(same_bytes(static_cast<int8_t>(b.low))), high(same_bytes(static_cast<int8_t>(b.high))) {}
     // V vectors of int32 as bytes, 128 bits by 128 bits. vpackssdw saturates, which the zero point does not undo.
     template <int V>
     ZOO_INLINE inline Ints pack(const Ints (&q)[4]) const {
-        Ints first = to_words(q[0], q[1]), second = to_words(q[2], q[3]);
-        if (shifts) first = add_words(first, zero), second = add_words(second, zero);
+        const Ints first = add_words(to_words(q[0], q[1]), zero), second = V < 3 ? first : add_words(to_words(q[2], q[3]), zero);
         const Ints bytes = to_bytes(first, second);
-        return clips ? clip_bytes(bytes, low, high) : bytes;
+        return kClips ? clip_bytes(bytes, low, high) : bytes;
     }
 };
 
@@ -133,7 +131,7 @@ ZOO_INLINE inline Floats unpacked(Ints bytes) {
 }
 
 struct SumOf {
-    BytesOf bytes;
+    BytesOf<true> bytes;
     Floats a, b, fixed;
     explicit SumOf(const ByteSum &s)
         : bytes(Requantization{0, s.low, s.high}), a(same_floats(s.a_ratio)), b(same_floats(s.b_ratio)), fixed(same_floats(s.fixed)) {}
@@ -149,7 +147,16 @@ struct SumOf {
     }
 };
 
-template <int Rows, int V>
+// What becomes of sums. A tile has one of them: with several, gcc 12 keeps all sums in memory until it knows which.
+enum class End { kBytes, kClipped, kActivated, kScaled, kSummed, kFloats, kAdded };
+
+inline End end_of(const Dense &d) {
+    if (d.activation) return d.gains ? End::kScaled : End::kActivated;
+    if (d.sum) return End::kSummed;
+    return d.bytes.low > 0 || d.bytes.high < 255 ? End::kClipped : End::kBytes;
+}
+
+template <End kEnd, int Rows, int V>
 void dense_tile(const Dense &d, const int8_t *w, const int8_t *ahead, const uint8_t *const *in, uint8_t *const *out,
                 const uint8_t *const *others, int64_t column) {
     DenseSums<Rows, V> sums;
@@ -164,15 +171,20 @@ void dense_tile(const Dense &d, const int8_t *w, const int8_t *ahead, const uint
         });
     };
     const auto alone = [](Ints bytes, int) ZOO_INLINE { return bytes; };
-    if (d.gains) return finish(ScaledActivationOf<V>(d, column), alone);
-    if (d.activation) return finish(ActivationOf(*d.activation), alone);
-    const BytesOf bytes_of(d.bytes);
-    if (!d.sum) return finish(bytes_of, alone);
-    const SumOf other(*d.sum);
-    if (d.other_first)
-        finish(bytes_of, [&](Ints bytes, int r) ZOO_INLINE { return other.of<V>(load_panel<V>(others[r] + column), bytes); });
-    else
-        finish(bytes_of, [&](Ints bytes, int r) ZOO_INLINE { return other.of<V>(bytes, load_panel<V>(others[r] + column)); });
+    if constexpr (kEnd == End::kScaled) {
+        finish(ScaledActivationOf<V>(d, column), alone);
+    } else if constexpr (kEnd == End::kActivated) {
+        finish(ActivationOf(*d.activation), alone);
+    } else if constexpr (kEnd == End::kSummed) {
+        const BytesOf<true> bytes_of(d.bytes);
+        const SumOf other(*d.sum);
+        finish(bytes_of, [&](Ints bytes, int r) ZOO_INLINE {
+            const Ints added = load_panel<V>(others[r] + column);
+            return d.other_first ? other.of<V>(added, bytes) : other.of<V>(bytes, added);
+        });
+    } else {
+        finish(BytesOf<kEnd == End::kClipped>(d.bytes), alone);
+    }
 }
 
 // Sums of a panel as floats, plus `others` where there are any. A vector of a panel has four channels of each 128 bits.
@@ -187,7 +199,7 @@ ZOO_INLINE inline void store_floats_of(const Sums &sums, const Scales &scale, fl
     });
 }
 
-template <int Rows, int V>
+template <End kEnd, int Rows, int V>
 void dense_tile(const Dense &d, const int8_t *w, const int8_t *ahead, const uint8_t *const *in, float *const *out, const float *const *others,
                 int64_t column) {
     DenseSums<Rows, V> sums;
@@ -195,18 +207,18 @@ void dense_tile(const Dense &d, const int8_t *w, const int8_t *ahead, const uint
     Floats scale[V];
     unroll<V>([&](auto v) ZOO_INLINE { scale[v.value] = load_floats(scales + 4 * kInts * v.value); });
     unroll<Rows>([&](auto r) ZOO_INLINE {
-        store_floats_of<V>(sums.values[r.value], scale, out[r.value] + column, others ? others[r.value] + column : nullptr);
+        store_floats_of<V>(sums.values[r.value], scale, out[r.value] + column, kEnd == End::kAdded ? others[r.value] + column : nullptr);
     });
 }
 
-template <int V, int Rows, class Out>
+template <End kEnd, int V, int Rows, class Out>
 ZOO_INLINE inline void dense_rows(int64_t rows, const Dense &d, const int8_t *w, const int8_t *ahead, const uint8_t *const *in, Out *const *out,
                                   const Out *const *others, int64_t column) {
-    if (rows == Rows) return dense_tile<Rows, V>(d, w, ahead, in, out, others, column);
-    if constexpr (Rows > 1) dense_rows<V, Rows - 1>(rows, d, w, ahead, in, out, others, column);
+    if (rows == Rows) return dense_tile<kEnd, Rows, V>(d, w, ahead, in, out, others, column);
+    if constexpr (Rows > 1) dense_rows<kEnd, V, Rows - 1>(rows, d, w, ahead, in, out, others, column);
 }
 
-template <int V, class Out>
+template <End kEnd, int V, class Out>
 void dense_panel(const Dense &d, const int8_t *w, const uint8_t *const *in, Out *const *out, const Out *const *others, int64_t n,
                  int64_t column) {
     const int64_t tiles = (n + kTileRows<V> - 1) / kTileRows<V>;  // of as equal heights as can be
@@ -214,29 +226,36 @@ void dense_panel(const Dense &d, const int8_t *w, const uint8_t *const *in, Out 
     for (int64_t t = 0, first = 0; t < tiles; ++t) {
         const int64_t rows = n / tiles + (t < n % tiles), ahead = (inputs + 8) * kInts * V + t * part;
         const bool fetches = t * kLine < 4 * kInts * V;  // the first tiles bring the next panel, or what lies behind, often the next layer's
-        dense_rows<V, kTileRows<V>>(rows, d, w, fetches ? w + ahead : w, in + first, out + first, others ? others + first : nullptr, column);
+        dense_rows<kEnd, V, kTileRows<V>>(rows, d, w, fetches ? w + ahead : w, in + first, out + first, others ? others + first : nullptr, column);
         first += rows;
     }
 }
 
-template <class Out>
+template <End kEnd, class Out>
 inline void dense_panels(const Dense &d, const uint8_t *const *in, Out *const *out, const Out *const *others, int64_t n) {
     const Panels panels(d.outputs);
     const auto *w = static_cast<const int8_t *>(d.packed);
     int64_t column = 0;
     for (int64_t p = 0; p < panels.count; ++p) {
         const int64_t vectors = panels.vectors(p);
-        of_vectors(vectors, [&](auto v) { dense_panel<v.value>(d, w, in, out, others, n, column); });
+        of_vectors(vectors, [&](auto v) { dense_panel<kEnd, v.value>(d, w, in, out, others, n, column); });
         w += (d.stretches * d.stretch + 8) * kInts * vectors, column += kInts * vectors;
     }
 }
 
 inline void dense(const Dense &d, const uint8_t *const *in, uint8_t *const *out, const uint8_t *const *others, int64_t n) {
-    dense_panels(d, in, out, others, n);
+    switch (end_of(d)) {
+        case End::kScaled: return dense_panels<End::kScaled>(d, in, out, others, n);
+        case End::kActivated: return dense_panels<End::kActivated>(d, in, out, others, n);
+        case End::kSummed: return dense_panels<End::kSummed>(d, in, out, others, n);
+        case End::kClipped: return dense_panels<End::kClipped>(d, in, out, others, n);
+        default: return dense_panels<End::kBytes>(d, in, out, others, n);
+    }
 }
 
 inline void dense_floats(const Dense &d, const uint8_t *const *in, float *const *out, const float *const *added, int64_t n) {
-    dense_panels(d, in, out, added, n);
+    if (added) dense_panels<End::kAdded>(d, in, out, added, n);
+    else dense_panels<End::kFloats>(d, in, out, added, n);
 }
 
 }  // namespace

@@ -37,13 +37,16 @@ struct Quads {
 
 // The bytes of a block of channels.
 struct DepthwiseResults {
-    BytesOf bytes_of;
+    BytesOf<false> bytes_of;
+    BytesOf<true> clipped;
+    bool clips;
     Floats scale[4];
-    DepthwiseResults(const Depthwise &d, const int8_t *scales) : bytes_of(d.bytes) {
+    DepthwiseResults(const Depthwise &d, const int8_t *scales) : bytes_of(d.bytes), clipped(d.bytes), clips(d.bytes.low > 0 || d.bytes.high < 255) {
         unroll<4>([&](auto i) ZOO_INLINE { scale[i.value] = load_floats(scales + 4 * kInts * i.value); });
     }
     ZOO_INLINE inline Ints of(const Ints (&sums)[4]) const {
-        return bytes_of.pack<4>({requantized(sums[0], scale[0]), requantized(sums[1], scale[1]), requantized(sums[2], scale[2]), requantized(sums[3], scale[3])});
+        const Ints q[4] = {requantized(sums[0], scale[0]), requantized(sums[1], scale[1]), requantized(sums[2], scale[2]), requantized(sums[3], scale[3])};
+        return clips ? clipped.pack<4>(q) : bytes_of.pack<4>(q);
     }
 };
 

@@ -30,7 +30,7 @@ void multiply_bytes(const ByteProduct &p, const PixelRow<const uint8_t> &x, cons
         });
     }
     const Floats ratios = same_floats(ratio), zero = same_floats(static_cast<float>(p.zero));
-    const BytesOf bytes_of(Requantization{0, 0, 255});
+    const BytesOf<false> bytes_of(Requantization{0, 0, 255});
     const float *factor = factors;
     for (int64_t begin = 0, v = 0; begin < total; begin += kVector) {
         const Ints bytes = load(x.data + begin);
