@@ -226,7 +226,7 @@ class Layers(FloatLayers):
     def _maxpool(self, node: ir.Node) -> None:
         x = self.values[data_input(node)]
         if not isinstance(x, Bytes):
-            size = self._sizes(x)[2:]
+            size = self._sizes(x)[2:] if isinstance(x, Pending) else ()
             if (
                 len(size) != 1
                 or tuple(node.attributes.get_ints("kernel_shape", [])) != size
