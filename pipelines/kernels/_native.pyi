@@ -191,7 +191,7 @@ class ImageNetwork:
 
     def float_depthwise(self, x: int, out: int, weight: Annotated[NDArray, dict(device='cpu', writable=False)], bias: Annotated[NDArray, dict(device='cpu', writable=False)], strides: Sequence[int], pads: Sequence[int], dilations: Sequence[int]) -> None: ...
 
-    def sampling(self, x: int, grid: int, out: int, groups: int, taps: int, outside: str, align: bool) -> None: ...
+    def sampling(self, x: int, grid: int, out: int, groups: int, taps: int, outside: str, align: bool, plane: Sequence[int] | None) -> None: ...
 
     def pixel_sums(self, x: int, out: int, places: Sequence[int]) -> None: ...
 
@@ -296,7 +296,7 @@ class LogParser:
     def parse(self, data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], size: int, ids: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu')], numbers: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], scales: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> tuple[int, int, tuple[int, NDArray[numpy.int32] | None, NDArray[numpy.float32] | None, NDArray[numpy.float32] | None, NDArray[numpy.float32] | None, NDArray[numpy.float32] | None, NDArray[numpy.float64] | None, NDArray[numpy.int64], NDArray[numpy.int64], NDArray[numpy.float64]] | None]:
         """
         Whole records of data[:size], uint8 [size + 64 or more]: (bytes taken, records in them, arrays). arrays: None where pyarrow
-        refuses a record, or a label is neither 0 nor 1 or a weight below 0 or none; of the form lines also where data do not end with a
+        refuses a record, a quoted cell of several lines ends within a value, or a label is neither 0 nor 1 or a weight below 0 or none; of the form lines also where data do not end with a
         whole row, a row has another number of columns, or a number is none or none that float32 holds; else n, ids int32 [n, ids], numbers float32
         [n, numbers] and scales float32 [n, scales], each None where the rows stand in the first n of the arrays given, as they do
         where there can be no more of them; labels and weights float32 [n] and times float64 [n] or None; and of what is left to

@@ -25,10 +25,12 @@ from pipelines.kernels.images.steps import (
     Lookup,
     Normalization,
     Operand,
+    Sampling,
     Shape,
     Step,
 )
 
+LANES = 16  # floats that a step may read at once
 # fields of steps that hold numbers of tensors
 NUMBERED = ("x", "a", "b", "gate", "grid", "keys", "indices", "boxes", "scores", "out", "to", "other", "residual")
 
@@ -52,6 +54,7 @@ def fused(
     _fuse_tables(steps)
     _scale_before_gathering(tensors, steps)
     _fuse_gatherings(steps)
+    _fuse_samplings(tensors, steps)
     _fuse_scales(steps)
     _fuse_floats(steps)
     return _renumbered(tensors, steps, floats)
@@ -135,6 +138,25 @@ def _fuse_gatherings(steps: list[Step]) -> None:
         places = np.where(second.places < 0, -1, first.places.ravel()[second.places])
         steps[steps.index(second)] = writers[second.out] = replace(second, x=first.x, places=places)
         steps.remove(first)
+
+
+def _fuse_samplings(tensors: list[Shape], steps: list[Step]) -> None:
+    """Samples groups of channels where they are, instead of gathering the image of each group before, in place."""
+    readers = Counter(tensor for step in steps for tensor in step.reads())
+    writers = {getattr(step, "out", -1): step for step in steps}
+    for sampling in [step for step in steps if isinstance(step, Sampling) and step.plane is None]:
+        gathering, (height, width, channels) = writers[sampling.x], tensors[sampling.x]
+        if not isinstance(gathering, Gathering) or gathering.added is not None or readers[sampling.x] != 1:
+            continue
+        groups, places = sampling.groups, gathering.places.reshape(sampling.groups, -1)
+        plane = (int(places[0, 0]) // groups, height // groups, width)
+        pixels = plane[0] + np.arange(places.shape[1])
+        whole = channels % LANES == 0 and tensors[gathering.x.tensor][2] == groups * channels
+        if not whole or not gathering.x.floats or not gathering.to.floats:
+            continue
+        if places.size == height * width and np.array_equal(places, pixels * groups + np.arange(groups)[:, None]):
+            steps[steps.index(sampling)] = replace(sampling, x=gathering.x.tensor, plane=plane)
+            steps.remove(gathering)
 
 
 def _fuse_scales(steps: list[Step]) -> None:

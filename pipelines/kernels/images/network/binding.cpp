@@ -260,7 +260,7 @@ void bind_image_network(nb::module_ &module) {
         .def("float_convolution", float_convolution, "x"_a, "out"_a, "weight"_a, "bias"_a, "groups"_a, "strides"_a, "pads"_a, "dilations"_a,
              "residual"_a, "low"_a, "high"_a)
         .def("float_depthwise", float_depthwise, "x"_a, "out"_a, "weight"_a, "bias"_a, "strides"_a, "pads"_a, "dilations"_a)
-        .def("sampling", &BoundNetwork::sampling, "x"_a, "grid"_a, "out"_a, "groups"_a, "taps"_a, "outside"_a, "align"_a)
+        .def("sampling", &BoundNetwork::sampling, "x"_a, "grid"_a, "out"_a, "groups"_a, "taps"_a, "outside"_a, "align"_a, "plane"_a.none())
         .def("pixel_sums", &BoundNetwork::pixel_sums, "x"_a, "out"_a, "places"_a)
         .def("float_difference", [](BoundNetwork &n, const Operands &a, const Operands &b, const Operands &out) {
                  n.float_difference(operand_of(a), operand_of(b), operand_of(out));

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -124,8 +125,10 @@ class Network {
     void float_mean(Operand x, Operand out);  // out: floats
     void float_clip(Operand x, Operand out, float low, float high);
     void response_gate(Operand x, Operand out, float epsilon);  // out: floats
-    // Of floats: pixels of x at coordinates from -1 to 1, `grid` [height, width, 2]; rows of x, grid and out are in so many groups
-    void sampling(int64_t x, int64_t grid, int64_t out, int64_t groups, int64_t taps, const std::string &outside, bool align);
+    // Of floats: pixels of x at coordinates from -1 to 1, `grid` [height, width, 2]; rows of x, grid and out are in so many groups. plane: first
+    // pixel, height and width of an image in x instead, whose channels are in as many groups
+    void sampling(int64_t x, int64_t grid, int64_t out, int64_t groups, int64_t taps, const std::string &outside, bool align,
+                  const std::optional<std::array<int64_t, 3>> &plane);
     // Of floats: places: as many of each pixel of out
     void pixel_sums(int64_t x, int64_t out, const std::vector<int64_t> &places);
     // In each pixel of `out`, floats, `count` values and their indices

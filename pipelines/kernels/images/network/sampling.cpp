@@ -75,25 +75,33 @@ void Network::resampling(int64_t x, int64_t out, const std::vector<int64_t> &row
     });
 }
 
-void Network::sampling(int64_t x, int64_t grid, int64_t out, int64_t groups, int64_t taps, const std::string &outside, bool align) {
+void Network::sampling(int64_t x, int64_t grid, int64_t out, int64_t groups, int64_t taps, const std::string &outside, bool align,
+                       const std::optional<std::array<int64_t, 3>> &plane) {
     require(outside == "zeros" || outside == "border" || outside == "reflection", "a sampling");
     const Outside beyond = outside == "zeros" ? Outside::kZeros : outside == "border" ? Outside::kBorder : Outside::kReflection;
     require(taps == 1 || taps == 2 || taps == 4, "a sampling");
     const Tensor &from = layout(checked(x, true, true)), &places = layout(checked(grid, true, true)), &to = layout(checked(out, false, true));
-    require(groups >= 1 && from.height % groups == 0 && to.height % groups == 0 && from.channels == to.channels, "a sampling");
+    require(groups >= 1 && to.height % groups == 0 && from.channels == to.channels * (plane ? groups : 1), "a sampling");
+    require(plane ? to.channels % 16 == 0 && from.borders == Sides{} : from.height % groups == 0, "a sampling");
     require(places.height == to.height && places.width == to.width && places.channels == 2, "a sampling");
-    const int64_t height = from.height / groups, rows = to.height / groups, pixel = round_up(to.channels, 16);
+    const bool within = plane.has_value();
+    const int64_t first = within ? (*plane)[0] : 0, height = within ? (*plane)[1] : from.height / groups, width = within ? (*plane)[2] : from.width;
+    require(std::min({first, height - 1, width - 1}) >= 0 && std::max({first, height, width}) <= pixels_in(x), "a sampling");
+    require(!within || first + height * width <= pixels_in(x), "a sampling");
+    if (within) tensors_[static_cast<size_t>(x)].joined = true;
+    const int64_t rows = to.height / groups, pixel = round_up(to.channels, 16);
     const std::vector<float> zeros(static_cast<size_t>(pixel));
     step(out, {x, grid}, to.height, [=](const Sample &s, int64_t begin, int64_t end) {
         Buffer<float> sums(taps * pixel);
         for (int64_t y = begin; y < end; ++y) {
-            const int64_t top = y / rows * height, width = layout(x).width;
+            const int64_t group = y / rows, pitch = layout(x).pitch, row_pitch = within ? width * pitch : layout(x).row();
+            const uint8_t *image = within ? s.pixel(layout(x), 0, 0) + first * pitch + group * pixel * 4 : s.pixel(layout(x), group * height, 0);
             const auto read = [&](int64_t row, int64_t column) {
                 if (beyond == Outside::kReflection) row = reflected(row, height, align), column = reflected(column, width, align);
                 const bool is_outside = row < 0 || row >= height || column < 0 || column >= width;
                 if (is_outside && beyond == Outside::kZeros) return zeros.data();
                 row = std::clamp<int64_t>(row, 0, height - 1), column = std::clamp<int64_t>(column, 0, width - 1);
-                return reinterpret_cast<const float *>(s.pixel(layout(x), top + row, column));
+                return reinterpret_cast<const float *>(image + row * row_pitch + column * pitch);
             };
             for (int64_t column = 0; column < layout(out).width; ++column) {
                 const auto *g = reinterpret_cast<const float *>(s.pixel(layout(grid), y, column));

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from pipelines.kernels.arrays import Array, require
 from pipelines.kernels.images.steps.base import Packing, Run, Step, fits
+from pipelines.kernels.transformer.operations.base import LANES
 
 if TYPE_CHECKING:
     from pipelines.kernels._native import ImageNetwork
@@ -36,6 +37,8 @@ class Sampling(Step):
         taps: Pixels of a row and of a column that are weighed: 1 (the nearest, half to even), 2 (linear) or 4 (cubic).
         outside: One of `OUTSIDE`: pixels outside are 0, those of the border, or reflected at it.
         align: Whether -1 and 1 are the centres of the first and last pixel.
+        plane: If set, (first, height, width): the pixels of x from the first on, row by row, are an image of this size.
+            Its channels are those of the groups, whole 16 each.
     """
 
     x: int
@@ -45,6 +48,7 @@ class Sampling(Step):
     taps: int = 2
     outside: str = "zeros"
     align: bool = False
+    plane: tuple[int, int, int] | None = None
     method: ClassVar[str] = "sampling"
 
     def check(self, program: ImageProgram, written: set[int]) -> None:
@@ -52,8 +56,16 @@ class Sampling(Step):
         shape = program.read(self, self.x, written, floats=True)
         grid = program.read(self, self.grid, written, floats=True)
         fits(self, self.taps in (1, 2, 4) and self.outside in OUTSIDE)
-        fits(self, self.groups >= 1 and shape[0] % self.groups == grid[0] % self.groups == 0 and grid[2] == 2)
-        fits(self, program.write(self, self.out, written, floats=True) == (*grid[:2], shape[2]))
+        fits(self, self.groups >= 1 and grid[0] % self.groups == 0 and grid[2] == 2)
+        channels = shape[2]
+        if self.plane is None:
+            fits(self, shape[0] % self.groups == 0)
+        else:
+            first, height, width = self.plane
+            fits(self, min(first, height - 1, width - 1) >= 0 and first + height * width <= shape[0] * shape[1])
+            fits(self, channels % (LANES * self.groups) == 0)
+            channels //= self.groups
+        fits(self, program.write(self, self.out, written, floats=True) == (*grid[:2], channels))
 
     def reads(self) -> tuple[int, ...]:
         """See `Step`."""
@@ -62,6 +74,10 @@ class Sampling(Step):
     def compute(self, run: Run) -> None:
         """See `Step`."""
         x, grid = run.tensors[self.x], run.tensors[self.grid]
+        if self.plane is not None:
+            first, height, width = self.plane
+            parts = x.reshape(-1, self.groups, x.shape[2] // self.groups)[first : first + height * width]
+            x = np.moveaxis(parts, 1, 0).reshape(self.groups * height, width, -1)
         x, grid = (array.reshape(self.groups, -1, *array.shape[1:]) for array in (x, grid))
         across, down = (self._coordinate(grid[..., axis], x.shape[2 - axis]) for axis in (0, 1))
         if self.taps == 1:
@@ -120,14 +136,22 @@ class Sampling(Step):
 
     def packed(self, packing: Packing) -> tuple[Any, ...]:
         """See `Step`."""
-        return self.x, self.grid, self.out, self.groups, self.taps, self.outside, self.align
+        return self.x, self.grid, self.out, self.groups, self.taps, self.outside, self.align, self.plane
 
     @staticmethod
     def add_to(
-        network: ImageNetwork, x: int, grid: int, out: int, groups: int, taps: int, outside: str, align: bool
+        network: ImageNetwork,
+        x: int,
+        grid: int,
+        out: int,
+        groups: int,
+        taps: int,
+        outside: str,
+        align: bool,
+        plane: Sequence[int] | None,
     ) -> None:
         """See `Step`."""
-        network.sampling(x=x, grid=grid, out=out, groups=groups, taps=taps, outside=outside, align=align)
+        network.sampling(x=x, grid=grid, out=out, groups=groups, taps=taps, outside=outside, align=align, plane=plane)
 
 
 def _place(x: NDArray[np.float32]) -> NDArray[np.int64]:

@@ -13,7 +13,9 @@ from helpers.token_graphs import CHANNELS, check, deformable_attention, patches
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipelines.graph import io
 from pipelines.kernels import extension
+from pipelines.kernels.images.mapping.from_graph import image_program
 from pipelines.kernels.images.steps import (
     ChannelScale,
     Dequantize,
@@ -33,12 +35,16 @@ pytestmark = pytest.mark.skipif(not extension.isas(), reason=f"no native kernels
 @settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_every_step(data: st.DataObject) -> None:
-    """Grids of any size and any coordinates, infinite ones and NaN too, in groups, and sums of their pixels."""
+    """Grids of any size and any coordinates, infinite ones and NaN too, in groups of rows or channels, and sums of pixels."""
     draw = lambda low, high: data.draw(st.integers(low, high))  # noqa: E731
     rng, groups, channels = np.random.default_rng(draw(0, 2**32)), draw(1, 3), draw(5, 40)
     height, width, rows, columns = draw(1, 4), draw(1, 5), draw(1, 4), draw(1, 5)
     taps, outside, align = (1, 2, 4)[draw(0, 2)], OUTSIDE[draw(0, 2)], bool(draw(0, 1))
+    plane = (draw(0, 2), height, width) if draw(0, 1) else None
+    channels = channels if plane is None else 16 * draw(1, 2)
     wide, large = (groups * rows, columns, channels), (groups * height, width, channels)
+    if plane is not None:
+        large = (plane[0] + height * width, 1, groups * channels)
     coordinates = rng.uniform(-1.6, 1.6, 256).astype(np.float32)
     coordinates[:6] = -1, 1, 0, np.inf, -np.inf, np.nan
     one, count = (groups * rows, columns, 1), draw(1, 4)
@@ -47,7 +53,7 @@ def test_every_step(data: st.DataObject) -> None:
         Pixels(1, (), True, 0.05, 128, int(np.prod(large))),
         FloatCopy(Operand(0, 0.05, 128), Operand(2)),
         FloatLookup(1, 3, coordinates),
-        Sampling(2, 3, 4, groups, taps, outside, align),
+        Sampling(2, 3, 4, groups, taps, outside, align, plane),
         Pixels(5, (), True, 0.0, 0, int(np.prod(large)) + 2 * groups * rows * columns),
         FloatProduct(Operand(4), Operand(5), Operand(6)),
         PixelSums(6, 7, rng.integers(0, groups * rows * columns, (3, count))),
@@ -98,5 +104,7 @@ def test_deformable_attention_is_whole(tmp_path: Path) -> None:
     y = g.quantize(deformable_attention(g, values, small, (8, 4)), 0.02, 128)
     out = linear(g, y, (CHANNELS, 5))
     g.ranks[out] = 3
-    kinds = check(g, g.save(tmp_path / "m.onnx", [3, 16, 16], out))
-    assert (kinds.count(Sampling), kinds.count(PixelSums)) == (2, 1)
+    path = g.save(tmp_path / "m.onnx", [3, 16, 16], out)
+    assert check(g, path).count(PixelSums) == 1
+    steps = image_program(io.load(path)).steps
+    assert [step.plane for step in steps if isinstance(step, Sampling)] == [(0, 8, 8), (64, 4, 4)]
