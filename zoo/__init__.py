@@ -4,9 +4,9 @@ r"""A model zoo with optimized INT8 pipelines for CPUs.
     ctr = zoo.pipeline("wide-deep-criteo", precision="int8", engine="auto", threads=1)
     ctr(["\t".join(row) for row in rows])
 
-`names` and `load` find models, `pipeline` opens one. Commands of `zoo` are functions of the same name here
-(`zoo.evaluate`, `zoo.benchmark`, ...; `zoo.import_model`), loaded from `zoo.api` on first use; nothing heavy is
-imported with the package.
+`names` lists the pretrained models, `load` opens the folder of a model, `pipeline` opens it for inference. The commands
+of `zoo` are functions of the same name (`zoo.evaluate`, `zoo.benchmark`, ...); `zoo import` is `zoo.import_model`. They
+are loaded from `zoo.api` on first use, so that importing `zoo` is fast.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ VERBS = (
     "benchmark",
     "build",
     "plan",
+    "export",
+    "delta",
     "push",
     "verify",
     "doctor",

@@ -87,7 +87,7 @@ class OutputMetric:
         self._arrays, self._labels, self._batch_size = arrays, labels, batch_size
         count = length(arrays)
         if labels is not None and len(labels) != count:
-            raise RequestError(f"found {len(labels)} labels for {count} samples; expected one each")
+            raise RequestError(f"found {len(labels)} labels for {count} samples; expected one label per sample")
         self.example: Batch = {name: array[:batch_size] for name, array in arrays.items()}
         self.name = "" if labels is not None else "agreement"
         self.digest = _digest(arrays if labels is None else {**arrays, "": labels})
@@ -197,7 +197,9 @@ def _metric(x: NDArray[Any], labels: NDArray[Any] | None) -> tuple[str, Callable
     if x.dtype.kind not in "f":  # class numbers or names
         truth = x if labels is None else labels
         if truth.shape != x.shape:
-            raise MetricError(f"found labels {list(truth.shape)} for outputs {list(x.shape)}; expected one each")
+            raise MetricError(
+                f"found labels {list(truth.shape)} for outputs {list(x.shape)}; expected one label per output"
+            )
         return "agreement" if labels is None else "top1", lambda y: float(np.mean(y == truth))
     classes = x.ndim == 2 and x.shape[1] > 1
     if labels is None:

@@ -206,17 +206,17 @@ class Strategy:
                 further = [name for name in _PRUNE if name in entry and name != "goal"]
                 if not goal(entry["goal"]).channels and further:
                     raise RequestError(
-                        f"{self.source}: found {further[0]} beside the goal {entry['goal']}, which cuts rows alone, at "
-                        "once; leave it out, or add a goal for channels"
+                        f"{self.source}: found {further[0]} beside the goal {entry['goal']}, which prunes rows in one "
+                        f"step; leave {further[0]} out, or add a goal for channels"
                     )
         kinds = [strategy["kind"] for strategy in self.strategies]
         if twice := {kind for kind in kinds if kinds.count(kind) > 1} & {"prune", "qat"}:
-            raise RequestError(f"{self.source}: found {min(twice)} twice, expected it once")
+            raise RequestError(f"{self.source}: found {min(twice)} twice in strategies, expected it once")
         cuts, qat = self._cuts(), self._of("qat")
         if qat and cuts and max(cuts) > qat.get("from", 0):
             raise RequestError(
                 f"{self.source}: prune cuts in epoch {max(cuts)}, after qat began in epoch {qat.get('from', 0)}; "
-                "ranges are trained for the channels that stay, so let prune end before"
+                f"expected cuts up to epoch {qat.get('from', 0)}, as qat trains the ranges of the pruned network"
             )
         spans = sorted((strategy.get("from", 0), strategy.get("to", self.epochs)) for strategy in self._all("distil"))
         if any(one[1] > other[0] for one, other in itertools.pairwise(spans)):

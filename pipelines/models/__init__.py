@@ -1,4 +1,4 @@
-"""Models as users have them: the declaration of a family, the files, the build stages, the pipeline.
+"""Model folders: the declaration of a family, the files, the build stages, the pipeline.
 
 The package imports every other package.
 """

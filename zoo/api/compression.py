@@ -49,7 +49,7 @@ def plan(
         prune: Pruning goal; the strategy is then built from `prune` and the settings teacher, qat and epochs.
         strategy: JSON file of the strategy, or None.
         drop: Maximum drop of the int8 metric; None for the one of the strategy.
-        settings: Training settings; teacher, qat and epochs are removed from it.
+        settings: Training settings; the function removes teacher, qat and epochs from them.
 
     Returns:
         The strategy.

@@ -78,7 +78,7 @@ def evaluate(
     """
     compared = tuple(dict.fromkeys(("fp32", *precisions)))
     if len(compared) < 2:
-        raise RequestError("fp32 alone compares nothing; add int8 or bf16")
+        raise RequestError("found --precision fp32 alone, expected int8 or bf16 to compare with it")
     require_data(data)
     folder = zoo.load(model)
     if importance and not isinstance(folder.entry, Explainable):

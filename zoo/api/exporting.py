@@ -60,7 +60,7 @@ def export(model: Model, to: str, output: str | Path, *, precision: str = "int8"
     Writes the ONNX file to output/NAME/VERSION/, with output/NAME/config.pbtxt for Triton, or an entry in
     output/config.json for OVMS. VERSION is the highest existing version plus one; if the highest version holds the same
     file, it is reused. With "npz" and "safetensors" the embedding tables of a recommender are written to the file
-    `output`, float32 and int8, with what maps values to rows (see `zoo.recommenders.export.tables.export_tables`).
+    `output`, float32 and int8, with the mapping of values to rows (see `zoo.recommenders.export.tables.export_tables`).
     "sentence-transformers" writes a sentence encoder or a cross-encoder as a new folder, which
     `SentenceTransformer(output, trust_remote_code=True)` or `CrossEncoder` runs on the native kernels. "huggingface"
     writes an imported translation or text-to-text model, fine-tuned or not, as a new folder for
@@ -140,7 +140,7 @@ def _tables(folder: ModelFolder, to: str, output: Path) -> dict[str, Any]:
 
 
 def delta(old: Model, new: Model, output: Model, *, apply: bool = False, whole: bool = False) -> dict[str, Any]:
-    """Writes what changed between two models, for `zoo serve --deltas` and for copies of the older model.
+    """Writes the difference of two models, for `zoo serve --deltas` and for copies of the older model.
 
     Both models are built first, also for the native kernels where they run there. A delta has the rows of tables that
     differ in the files that servers of int8 run, and all other bytes of these files that differ.
@@ -151,7 +151,7 @@ def delta(old: Model, new: Model, output: Model, *, apply: bool = False, whole: 
         output: File of the delta; or a folder of deltas or a URL (see `pipelines.deltas.transport`), where the delta
             gets the next number. With `apply` the folder of the newer model.
         apply: Apply a delta to the older model instead.
-        whole: Write what changed in all files, also of the float model and its weights, as `apply` needs.
+        whole: Write the differences of all files, also of the float model and its weights, as `apply` needs.
 
     Returns:
         {"path", "parent", "digest", "family", "rows", "columns", "bytes"}; see `describe`.

@@ -51,7 +51,7 @@ def import_model(
         format: Format of `source`; None to detect it.
         int8: Also build int8.onnx, of families that need no calibration data (`ShipsSamples`).
         keep_float: Keep the float weights beside int8.onnx.
-        force: Replace the model in `output`, with all that was built of it.
+        force: Replace the model in `output` and all files that were built from it.
         **options: Options of the family's importer (`Importer.options`), e.g. `target_language`.
 
     Returns:
@@ -77,7 +77,9 @@ def import_model(
         others = [candidate for candidate in importers if candidate not in suitable]  # whose options are named below
         entry, importer, recognized = _recognized(path, format, [*suitable, *others])
     if unknown := chosen.keys() - set(importer.options):
-        raise RequestError(f"{entry.name} has no option {', '.join(sorted(unknown))}")
+        raise RequestError(
+            f"{entry.name} has no option {', '.join(sorted(unknown))}, expected {', '.join(importer.options) or 'none'}"
+        )
     if path.is_dir() and target.resolve() == path.resolve():
         raise RequestError(f"found {target} as the folder of both models; choose another output")
     with _staged(target) as folder_path:
@@ -124,7 +126,7 @@ def restore(folder: ModelFolder, name: str) -> None:
         name: Name of the file, which the card lists.
 
     Raises:
-        RequestError: The model is not there any more, or is another one; or the folder is not writable.
+        RequestError: The source of the import is missing or has changed, or the folder is not writable.
     """
     card, importer = folder.card, folder.entry.importer()  # type: ignore[attr-defined]
     made_of, listed = folder.source, card.file(name)

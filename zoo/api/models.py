@@ -187,7 +187,9 @@ def run(
     opened: Any = zoo.pipeline(model, precision, engine, threads, batch_size, **opening)
     name, allowed = opened.folder.card.name, {option.name for option in opened.folder.entry.run_options}
     if unknown := more.keys() - allowed:
-        raise RequestError(f"{name} has no option {', '.join(sorted(unknown))}; other families do")
+        raise RequestError(
+            f"{name} has no option {', '.join(sorted(unknown))}, expected {', '.join(sorted(allowed)) or 'none'}"
+        )
     require_distinct(output, model, *files_of(opened.folder), *as_list(inputs))
     return {"model": name, **opened.run(inputs, output, on_error or opened.ON_ERROR, **more)}
 

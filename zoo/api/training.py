@@ -50,10 +50,11 @@ def schema(
             target or y.
         delimiter: Delimiter of CSV; None to detect it.
         on_error: "raise" to stop at an invalid row, "skip" to leave it out, as in training.
-        category: Columns that are categories, whatever is inferred.
+        category: Columns that are categories, in place of the inferred kind.
         number: Columns that are numbers.
         ignore: Columns that are not used.
-        family: Family that the schema is for, as din, whose lists of items are sequences; None for one that pools them.
+        family: Family that the schema is for, such as din, which reads lists as sequences; None for families that pool
+            lists.
 
     Returns:
         {"schema": JSON of `zoo.recommenders.data.schema.JSON_SCHEMA`, "columns": header of the table, "table": rows of

@@ -226,7 +226,7 @@ def benchmark(model: str, others: tuple[str, ...], as_json: bool, **options: Any
     "precisions",
     type=Words(),
     default=None,
-    help="Precisions to try: fp32, int8, bf16. [default: int8; an .onnx file as it is]",
+    help="Precisions to try: fp32, int8, bf16. [default: int8,fp32; an .onnx file as it is]",
 )
 @engines
 @click.option("--threads", type=Numbers(), default="1", show_default=True, help="Numbers of intra-op threads to try.")

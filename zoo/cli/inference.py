@@ -13,6 +13,7 @@ from zoo.cli.options import Duration, as_json, batch_size, combined, engine, net
 from zoo.cli.output import emit, show, tree
 
 logger = logging.getLogger(__name__)
+TASKS = {"clicks": "recommenders"}  # names of tasks in the help, where they differ
 
 
 class Run(click.Command):
@@ -32,24 +33,26 @@ class Run(click.Command):
 
     @staticmethod
     def _of_families() -> list[click.Parameter]:
-        """The options of all families; options of the same name and type are merged, with the help of each family."""
+        """The options of all families. Options of the same name and type are one, whose help names the tasks."""
         options: dict[str, click.Option] = {}
+        helps: dict[str, dict[str, list[str]]] = {}  # {option: {help: tasks}}
         for name, entry in zoo.entries().items():
             for option in entry.run_options:
                 kind: Any = {"is_flag": True} if option.kind is bool else {"type": option.kind}
-                default = "" if option.default in (None, False) else f" [default: {option.default}]"
-                text = f"{entry.task.capitalize()}: {option.help}{default}"
-                flag = click.Option([f"--{option.name.replace('_', '-')}"], default=None, help=text, **kind)
-                if (other := options.setdefault(option.name, flag)) is flag:
-                    continue
-                if other.type is not flag.type:
+                flag = click.Option([f"--{option.name.replace('_', '-')}"], default=None, **kind)
+                if options.setdefault(option.name, flag).type is not flag.type:
                     logger.warning(
                         "the option %s of %s is ignored: another family has an option of this name and another type",
                         option.name,
                         name,
                     )
-                elif text not in (other.help or ""):
-                    other.help = f"{other.help} {text}"
+                    continue
+                default = "" if option.default in (None, False, "") else f" [default: {option.default}]"
+                tasks = helps.setdefault(option.name, {}).setdefault(f"{option.help}{default}", [])
+                if (task := TASKS.get(entry.task, entry.task)) not in tasks:
+                    tasks.append(task)
+        for name, texts in helps.items():
+            options[name].help = " ".join(f"{', '.join(tasks).capitalize()}: {text}" for text, tasks in texts.items())
         return list(options.values())
 
 
@@ -147,7 +150,12 @@ def _require_one_writer(as_json: bool, output: str) -> None:
 @click.option("--user", required=True, metavar="FILE", help="The user: a file of one JSON object or one row.")
 @click.option("--items", required=True, metavar="FILE", help="The candidates: a log with the items' columns.")
 @click.option("--top", default=10, show_default=True, help="Number of items to print.")
-@click.option("--exclude", multiple=True, metavar="ID", help="Item to leave out, as one that was seen; repeatable.")
+@click.option(
+    "--exclude",
+    multiple=True,
+    metavar="ID",
+    help="Id of an item to leave out, such as one that the user has seen; repeatable.",
+)
 @click.option(
     "--by",
     default=None,
@@ -160,7 +168,7 @@ def _require_one_writer(as_json: bool, output: str) -> None:
 def rank(model: str, output: str, as_json: bool, **options: Any) -> None:
     """Rank the items of a file for one user: the probability of a click, the best first.
 
-    The user's columns are read and computed once, so this is quicker than a full row for every item.
+    The user's columns are read and computed once, so this is faster than a full row per item.
     """
     from zoo import api
 

@@ -151,7 +151,7 @@ def _with_form(context: click.Context, _: click.Parameter, value: str) -> str:
     if forms and value not in ("auto", "native"):
         raise click.UsageError(f"--form selects among the forms of the engine native; found --engine {value}")
     if forms and len(forms) > 1:
-        raise click.UsageError(f"found {len(forms)} forms, expected one")
+        raise click.UsageError(f"found --form {','.join(forms)}, expected one form; zoo benchmark compares several")
     return f"native:{forms[0]}" if forms else value
 
 

@@ -119,8 +119,11 @@ class ShardedRun:
         require_place(self.folder / PLAN)
         loaded = zoo.load(model)
         pipeline_type = loaded.entry.pipeline()
-        if unknown := run_options.keys() - {option.name for option in loaded.entry.run_options}:
-            raise RequestError(f"{model} has no option {', '.join(sorted(unknown))}; other families do")
+        allowed = {option.name for option in loaded.entry.run_options}
+        if unknown := run_options.keys() - allowed:
+            raise RequestError(
+                f"{model} has no option {', '.join(sorted(unknown))}, expected {', '.join(sorted(allowed)) or 'none'}"
+            )
         formats = FORMATS if pipeline_type.PARTS == "lines" else FORMATS[1:]
         suffix = format or formats[0]
         if suffix not in formats:

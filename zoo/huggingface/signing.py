@@ -65,7 +65,7 @@ def verify(folder: Path, public_key: Path) -> list[str]:
     try:
         verifier.set_hashing_config(hashes).verify(folder, signature)
     except (exceptions.InvalidSignature, OSError, TypeError, ValueError) as error:
-        raise ZooError(f"{folder} is not as it was signed: {one_line(error)}") from error
+        raise ZooError(f"the signature does not match {folder}: {one_line(error)}; download the model again") from error
     return sorted(
         str(path.relative_to(folder))
         for path in folder.rglob("*")

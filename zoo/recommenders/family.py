@@ -33,7 +33,9 @@ ERROR_BOUND = 0.003
 RECIPE = QuantRecipe(observer="minmax", correct=False, bound=ERROR_BOUND)
 
 
-KEEP = family.RunOption("keep", str, None, "Columns of the log to write beside each probability: user_id,item_id.")
+KEEP = family.RunOption(
+    "keep", str, None, "Columns of the log to write beside the probabilities, such as user_id,item_id."
+)
 
 
 @dataclass(frozen=True, kw_only=True)

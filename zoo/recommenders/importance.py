@@ -140,7 +140,7 @@ def _quality(pipeline: LogPipeline, rows: Rows, weights: Any, labels: list[str])
     for index, label in enumerate(labels):
         truths, scored, weighed = known_rows(truth[:, index], scores[:, index], weights)
         if not len(truths) or truths.min() == truths.max():
-            raise RequestError(f"found one value of the label {label} alone, expected both 0 and 1".replace("  ", " "))
+            raise RequestError(f"found only one value of the label {label}, expected both 0 and 1".replace("  ", " "))
         value = auc(truths, scored, None if weighed is None else weighed.astype(np.float64))
         quality[label] = value, logloss(truths, scored, weighed)
     return quality

@@ -162,7 +162,7 @@ SENTENCE_ENCODER = TextFamily(  # Reimers and Gurevych 2019, "Sentence-BERT"
             "chunk",
             int,
             None,
-            "Tokens of the chunks that texts are divided into. [default: they are truncated]",
+            "Divide texts into chunks of this many tokens. [default: longer texts are truncated]",
             summary="{texts:,} texts in {chunks:,} chunks, {skipped:,} left out, {texts_per_second:,.0f} texts/s, "
             "{precision} in {engine}",
         ),
@@ -227,7 +227,12 @@ TOKEN_CLASSIFICATION = TextFamily(
         RunOption(
             "aggregation_strategy", str, "simple", "Merging of tokens to entities: none, simple, first, average or max."
         ),
-        RunOption("stride", int, None, "Tokens that windows of longer texts share. [default: these are truncated]"),
+        RunOption(
+            "stride",
+            int,
+            None,
+            "Divide longer texts into windows that share this many tokens. [default: longer texts are truncated]",
+        ),
         MAX_LENGTH,
     ),
     summary=SUMMARY,
@@ -244,7 +249,7 @@ QUESTION_ANSWERING = TextFamily(  # Rajpurkar et al. 2016, "SQuAD"
         RunOption("top_k", int, 1, "Number of answers, best first."),
         RunOption("doc_stride", int, None, "Tokens that windows of a long context share. [default: 128]"),
         RunOption("max_answer_len", int, 15, "Maximum number of tokens of an answer."),
-        RunOption("handle_impossible_answer", bool, False, "Take no answer for an answer."),
+        RunOption("handle_impossible_answer", bool, False, "Allow an empty answer."),
     ),
     summary=SUMMARY,
 )
@@ -273,7 +278,7 @@ ZERO_SHOT = TextFamily(  # Yin et al. 2019, "Benchmarking Zero-shot Text Classif
         COLUMN,
         RunOption("candidate_labels", str, "", "Labels to choose from, separated by commas."),
         RunOption("hypothesis_template", str, "This example is {}.", "Hypothesis about a label, with {} in its place."),
-        RunOption("multi_label", bool, False, "Let several labels of a text apply."),
+        RunOption("multi_label", bool, False, "Score every label on its own: several may apply."),
     ),
     summary=SUMMARY,
 )
@@ -301,8 +306,8 @@ MULTI_VECTOR_ENCODER = TextFamily(  # Khattab and Zaharia 2020, "ColBERT"
     recipe=QuantRecipe(keep_float=(f"{ATTENTION}|{POOLED}",), smooth=True),
     run_options=(
         COLUMN,
-        RunOption("query", str, None, "Query that the texts are scored for."),
-        RunOption("index", str, None, "Index of documents, FILE.npz, which the texts are searched in."),
+        RunOption("query", str, None, "Query to score the texts for."),
+        RunOption("index", str, None, "Index of documents, FILE.npz: search it for every text."),
         RunOption("top_k", int, 10, "Documents of a query in the index, best first."),
         MAX_LENGTH,
     ),

@@ -90,7 +90,7 @@ class SentencePipeline(SentenceEncoder):
         columns, arguments = self.parse_columns(column), (prompt, max_length)
         if chunk is None:
             if stride or chunk_pooling != "none":
-                raise RequestError("found --stride or --chunk-pooling without --chunk, expected the tokens of a chunk")
+                raise RequestError("found --stride or --chunk-pooling without --chunk; add --chunk TOKENS")
             return configured._run(inputs, output, on_error, columns, *arguments)
         chunking = Chunking(chunk, stride, chunk_pooling)
         configured.chunks = chunks = DividedRows(self.tokenizer, chunking, self.prompts.resolve(prompt))

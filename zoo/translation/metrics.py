@@ -95,7 +95,7 @@ def compare_translations(translations: Mapping[str, Sequence[str]], references: 
         RequestError: There are no sentences.
     """
     if not references:
-        raise RequestError("found no sentences; BLEU needs some")
+        raise RequestError("found no sentences; expected at least one with its reference")
     metrics = _metrics()
     statistics: dict[str, dict[str, NDArray[Any]]] = {name: {} for name in translations}  # [sentences, counts]
     for name, texts in translations.items():

@@ -173,7 +173,9 @@ class TrainingConfig:
             RequestError: A setting needs a start model.
         """
         if self.frozen and not start and not self.inherit:
-            raise RequestError("found frozen without inherit, which would freeze an untrained encoder")
+            raise RequestError(
+                "found frozen without inherit, which would freeze an untrained encoder; add --set inherit=true"
+            )
         for name in ("adapters", "keep_data", "source_language", "target_language", "prompt"):
             if getattr(self, name) and not start:
                 raise RequestError(f"found {name} without a model to start from; run: zoo finetune MODEL")
@@ -201,7 +203,7 @@ class ImportedConfig(TrainingConfig):
         super().__post_init__()
         for name in self.UNSUPPORTED:
             if getattr(self, name) != getattr(TrainingConfig, name):
-                raise RequestError(f"found {name} for an imported model; fine-tuning of imported models has no {name}")
+                raise RequestError(f"found {name}, which imported models do not support; leave it out")
 
 
 @dataclass(frozen=True)

@@ -286,7 +286,7 @@ class Translator(LinePipeline[NativeTranslator]):
             RequestError: The engine is not native.
         """
         if self._native is None:
-            raise RequestError(f"translations come as a stream from the engine native, not from {self.engine}")
+            raise RequestError(f"found the engine {self.engine}, expected native: the other engines have no streams")
         return self._native.stream(**self._options(MAX_SLOTS))
 
     def submit(
@@ -448,7 +448,9 @@ class Translator(LinePipeline[NativeTranslator]):
         """
         tokens: list[int] = self.vocabulary.encode_target([text])[0][:-1].tolist()
         if not tokens or UNKNOWN in tokens:
-            raise RequestError(f"the vocabulary of the translations cannot write {text!r:.60}")
+            raise RequestError(
+                f"found {text!r:.60}, which the target vocabulary cannot write; expected text in its language"
+            )
         return tuple(tokens)
 
     def token_scores(self, sources: Sequence[Tokens], targets: Sequence[Sequence[int]]) -> list[NDArray[np.float64]]:

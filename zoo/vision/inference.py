@@ -103,7 +103,7 @@ class ImagePipeline(GraphPipeline):
         """
         images = list(raw_images(raw))
         if not images:
-            raise RequestError("found no images")
+            raise RequestError("found no images; expected at least one")
         pixels = self._slots(len(images))
         for image, slot in zip(images, pixels, strict=True):
             prepare(image, self.spec, slot)

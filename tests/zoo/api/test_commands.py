@@ -298,7 +298,7 @@ def test_bf16_is_refused_where_it_cannot_be(
 
 
 def test_fp32_alone_compares_nothing() -> None:
-    with pytest.raises(RequestError, match="fp32 alone compares nothing; add int8 or bf16"):
+    with pytest.raises(RequestError, match="found --precision fp32 alone, expected int8 or bf16"):
         zoo.evaluate(NAMES[0], "rows.tsv", precisions=("fp32",))
 
 

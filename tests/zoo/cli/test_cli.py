@@ -19,6 +19,7 @@ from pipelines.core import machine
 from pipelines.graph import io
 from pipelines.kernels import extension
 from zoo.cli import app as cli
+from zoo.cli.inference import Run
 from zoo.cli.options import Threads
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -71,6 +72,14 @@ def test_help_names_every_verb() -> None:
     for verb in ("list", *zoo.VERBS):
         assert verb in cli.cli.commands
     assert all(callable(getattr(zoo, verb)) for verb in zoo.VERBS)
+
+
+def test_the_help_of_run_has_the_text_of_several_tasks_once() -> None:
+    helps = {option.name: option.help or "" for option in Run._of_families() if isinstance(option, click.Option)}
+    assert helps["max_length"].count("Maximum number of tokens") == 1
+    assert helps["max_length"].startswith("Late interaction, ") and ", embedding" in helps["max_length"]
+    assert helps["keep"].startswith("Recommenders: ")
+    assert not any("[default: ]" in text for text in helps.values())
 
 
 @pytest.mark.parametrize(

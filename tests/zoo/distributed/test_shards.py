@@ -474,7 +474,7 @@ def test_images_that_are_not_there_are_told(small, tmp_path):
         ([], {}, "name the input"),
         (["x.csv"], {"shard": "3/2"}, "expected i/n"),
         (["x.csv"], {"format": ".xlsx"}, "found the format .xlsx"),
-        (["x.csv"], {"top": 3}, "has no option top"),
+        (["x.csv"], {"top": 3}, "has no option top, expected keep"),
     ],
 )
 def test_wrong_requests(inputs, options, told, tmp_path):

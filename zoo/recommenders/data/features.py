@@ -317,7 +317,7 @@ class Features(Encoding):
                 _report(faults, columns, f"{log.path}", errors)
                 rows = rows[np.setdiff1d(np.arange(len(rows)), [row for row, _, _ in faults])]
             if errors is not None and errors.total >= MAX_SKIPPED and errors.total > MAX_SKIPPED_SHARE * positions.end:
-                raise RequestError(f"nearly no row can be used: {errors}")
+                raise RequestError(f"found almost no valid rows, expected a log of this schema: {errors}")
             if len(rows):
                 yield rows
 

@@ -286,7 +286,8 @@ def _input_sources(
             )
         if not ids.all() and dtype.numpy() != np.float32:
             raise RequestError(
-                f"{path}: the input {value.name} is {dtype.name.lower()}, but the schema says it is a number"
+                f"{path}: the input {value.name} is {dtype.name.lower()}, expected float, as its column is a "
+                'number in the schema; give an integer input the kind "category"'
             )
         own = (len(columns),) if len(shape) == 2 else ()
         input_sources[str(value.name)] = InputSource(np.array(columns).reshape(own), ids.reshape(own), dtype.numpy())

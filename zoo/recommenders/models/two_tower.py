@@ -188,10 +188,12 @@ TWO_TOWER = TwoTowerFamily(
             "items",
             str,
             None,
-            "A log with the items' columns: find the best of them for every row's user.",
+            "File of items with their columns: write the best items for the user of every row.",
             "{rows:,} rows, the best of {items:,} items each, {rows_per_second:,.0f} rows/s, {precision} in {engine}",
         ),
-        RunOption("top", int, 10, "How many items are found for a user."),
-        RunOption("faiss", str, None, "Look for them in an index of FAISS of this kind, as HNSW32: for millions."),
+        RunOption("top", int, 10, "Number of items per user."),
+        RunOption(
+            "faiss", str, None, "FAISS index to search, such as HNSW32, for millions of items. [default: exact search]"
+        ),
     ),
 )

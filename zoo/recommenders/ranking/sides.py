@@ -252,7 +252,7 @@ class Sides:
             user = [{"": ""}]
         parts = [rows for rows, _ in self.user.read([user] if isinstance(user, dict) else user)]
         if (count := sum(map(len, parts))) != 1:
-            raise RequestError(f"found {count} users, expected one")
+            raise RequestError(f"found {count} rows as the user, expected one")
         return Rows.concatenate(parts)
 
     def inputs(self, user: Any, items: Any) -> dict[str, NDArray[Any]] | None:

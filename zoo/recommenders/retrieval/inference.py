@@ -59,10 +59,10 @@ class TwoTowerPipeline(LogPipeline):
         """
         if items is None:
             if faiss is not None:
-                raise RequestError(f"found --faiss {faiss} without items to look for; name them with --items")
+                raise RequestError(f"found --faiss {faiss} without a file of items; name it with --items FILE")
             return super().run(inputs, output, on_error, keep=keep)
         if keep:
-            raise RequestError("found columns to keep and items to look for; expected one of both")
+            raise RequestError("found --keep and --items, expected one of them")
         names, index = self.index(items, faiss)
         return self.find(inputs, output, on_error, names, index, top)
 
@@ -86,7 +86,7 @@ class TwoTowerPipeline(LogPipeline):
             RequestError: A row does not fit, or `top` is below 1.
         """
         if top < 1:
-            raise RequestError(f"found {top} items to find, expected 1 or more")
+            raise RequestError(f"found --top {top}, expected 1 or more")
         errors = ErrorLog()
         top = min(top, len(names))
         columns = {"row": np.int64, "rank": np.int64, "item": str, "score": np.float32}

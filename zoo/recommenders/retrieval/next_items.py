@@ -54,7 +54,7 @@ class NextItemPipeline(TwoTowerPipeline):
             RequestError: An option or a row does not fit.
         """
         if keep:
-            raise RequestError("found columns to keep, which the list of next items has no place for")
+            raise RequestError("found --keep, which a run that lists next items does not support; leave it out")
         catalogue = self.known_items if items is None else self.catalogue(items)
         vectors = self.item_vectors(catalogue)
         index = FaissIndex(vectors, faiss) if faiss else ItemIndex(vectors)
@@ -195,7 +195,7 @@ class NextItemPipeline(TwoTowerPipeline):
             RequestError: See `LogPipeline.rank_columns`.
         """
         if by is not None:
-            raise RequestError(f"found by {by!r}, expected none: next items have one score")
+            raise RequestError(f"found by={by!r}, but next items have one score; leave by out")
         top = None if top is None else whole_number("top", top)
         catalogue = self.candidates(items, ids)
         rows = self.sides.join(self.sides.read_user(user), catalogue.rows, slice(1))

@@ -109,7 +109,7 @@ def prune(
     }
     if not kept:
         kinds = ", ".join(f"{field.name} ({field.column.encoding['type']})" for field in features.fields) or "none"
-        raise RequestError(f"found no column with values whose rows could go, only {kinds}; leave rows out")
+        raise RequestError(f"found no column whose rows can be pruned, only {kinds}; leave rows=N out of --prune")
     before = {column.name: column for column in features.schema.columns}
     columns = tuple(
         _prune_vocabulary(before[column.name], column, kept[column.name], min_count) if column.name in kept else column
@@ -118,7 +118,8 @@ def prune(
     fewer = Features(replace(features.schema, columns=columns))
     if table_rows(fewer) == table_rows(features):
         raise RequestError(
-            f"found every value {min_count} times or more in the rows to train on; ask for more, or leave rows out"
+            f"found no value with fewer than {min_count} occurrences in the training rows; raise rows={min_count} of "
+            "--prune, or leave it out"
         )
     places = {field.name: index for index, field in enumerate(features.fields)}
 

@@ -151,7 +151,9 @@ class SparseEncoder(MaskedLanguageHead):
             RequestError: Queries have no network.
         """
         if next(iter(pipelines.values())).queries is not None:
-            raise RequestError("found a sparse encoder whose queries have no network; it is not evaluated here")
+            raise RequestError(
+                "found a sparse encoder with a table for queries (inference-free), which zoo evaluate does not support"
+            )
         return metrics.evaluate(pipelines, data, on_error)
 
 

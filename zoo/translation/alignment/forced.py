@@ -53,7 +53,9 @@ class AttentionHeads:
         """
         number = max(layers - 2, 0) if self.layer is None else self.layer
         if not -layers <= number < layers:
-            raise RequestError(f"found the layer {number} to align by, the decoder has {layers} with cross-attention")
+            raise RequestError(
+                f"found the alignment layer {number}, expected {-layers} to {layers - 1}: a layer of the decoder"
+            )
         return number % layers
 
     @staticmethod
@@ -72,7 +74,9 @@ class AttentionHeads:
         try:
             return AttentionHeads(**from_plain(values))
         except (AttributeError, TypeError) as error:
-            raise RequestError(f"found the alignment {values}, expected layer and heads") from error
+            raise RequestError(
+                f'found "alignment": {values} in card.json, expected {{"layer": N, "heads": [N, ...]}}'
+            ) from error
 
 
 class ForcedDecoder:

@@ -231,8 +231,8 @@ def inherit(model: Transformer, config: TrainingConfig) -> None:
     lost = [name for name in own if name.startswith(FROZEN) and name not in same]
     if config.frozen and (lost or _encoding(model) != _encoding(teacher)):
         raise RequestError(
-            f"found frozen for the encoder of {config.arch}, which is not that of {config.teacher}; leave it out, or "
-            "take an arch with the same encoder"
+            f"found frozen for {config.arch}, whose encoder differs from that of {config.teacher}; leave frozen "
+            "out, or name an arch with the same encoder"
         )
     model.load_state_dict(same, strict=False)
     print_line(f"{len(same)} of {len(own)} weights are initialized from the teacher")

@@ -103,7 +103,10 @@ class ModelConfig:
         try:
             return ModelConfig(**from_plain(values))
         except TypeError as error:
-            raise RequestError(f"found the form {values}, expected what zoo train and zoo import write") from error
+            raise RequestError(
+                f"card.json has the model configuration {values}, expected that of zoo train or zoo import; train or "
+                "import the model again"
+            ) from error
 
 
 def sinusoids(length: int, width: int) -> NDArray[np.float32]:

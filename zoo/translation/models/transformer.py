@@ -302,13 +302,13 @@ TRANSFORMER_MT = TranslationFamily(  # Vaswani et al. 2017, "Attention Is All Yo
         *run_options(),
         RunOption("scores", bool, False, "Write the mean log probability of a token before each translation."),
         RunOption("sentences", bool, False, "Translate the sentences of a line one by one."),
-        RunOption("target_prefixes", bool, False, "The beginning of its translation follows each line, behind a TAB."),
+        RunOption("target_prefixes", bool, False, "Lines of a source, TAB, and the prefix of its translation."),
         RunOption(
             "draft",
             str,
             None,
-            "Speculative decoding of --beam 1: auto (the model's draft, or copies of the source), off, or a draft's "
-            "file; results are the same. [default: auto]",
+            "Speculative decoding with --beam 1: auto (the model's draft, else prompt lookup), off, or the file of a "
+            "draft; the results are the same. [default: auto]",
         ),
     ),
 )

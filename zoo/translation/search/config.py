@@ -138,7 +138,9 @@ class SearchConfig:
         except TypeError:
             rules = SearchConfig(kind="")
         if rules.kind not in KINDS:
-            raise RequestError(f"found the rules of a search {values}, expected what zoo import writes")
+            raise RequestError(
+                f"card.json has the search settings {values}, expected those of zoo import; import the model again"
+            )
         return rules
 
     @property

@@ -200,7 +200,7 @@ OPTIONS = {
         SearchOption(
             "encoder_no_repeat_ngram",
             int,
-            "No n-gram of this size is copied from the source; 0 for no limit. [default: the model's]",
+            "No n-gram of this size of the source occurs in the translation; 0 for no limit. [default: the model's]",
             0,
             POSITIONS,
         ),
@@ -227,13 +227,17 @@ OPTIONS = {
             many="map",
         ),
         SearchOption("forced_words", str, "File of phrases that every translation contains, one a line.", many="list"),
+        SearchOption("temperature", float, "Sampling temperature, above 0. [default: beam search]", 0, 1e6, above=True),
         SearchOption(
-            "temperature", float, "Draws tokens from scores divided by it, in place of a search.", 0, 1e6, above=True
+            "top_k", int, "With --temperature: number of most probable tokens to draw from; 0 for all.", 0, MAX_TOKENS
         ),
-        SearchOption("top_k", int, "With --temperature: draws from so many tokens; 0: from all.", 0, MAX_TOKENS),
-        SearchOption("top_p", float, "With --temperature: draws from tokens of this probability.", 0, 1, above=True),
+        SearchOption(
+            "top_p", float, "With --temperature: total probability of the tokens to draw from.", 0, 1, above=True
+        ),
         SearchOption("seed", int, "With --temperature: seed of the draws. [default: 0]", 0, (1 << 63) - 1),
-        SearchOption("beam_groups", int, "Groups of diverse beams; the beam is a multiple. [default: 1]", 1, MAX_BEAM),
+        SearchOption(
+            "beam_groups", int, "Groups of diverse beams, a divisor of the beam size. [default: 1]", 1, MAX_BEAM
+        ),
         SearchOption(
             "diversity_penalty", float, "With --beam-groups: cost of tokens of other groups. [default: 0.5]", 0, 1e6
         ),

@@ -90,7 +90,7 @@ def unlabelled_images(data: Any) -> list[Path | Item]:
         items = find_images(sources)
         images = [item for item in items if item.split == TRAIN] or list(items)
     if not images:
-        raise RequestError("found no images")
+        raise RequestError("found no images; expected files, folders or their paths")
     return images
 
 

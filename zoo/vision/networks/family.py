@@ -30,7 +30,7 @@ class NetworkFamily(family.Family, family.Servable):
     task: str = "images"
     checkpoint: str = "model.onnx"
     run_options: tuple[RunOption, ...] = (
-        RunOption("draw", str, None, "folder for the images with boxes, masks and labels drawn on them."),
+        RunOption("draw", str, None, "Folder for copies of the images with boxes, masks and labels drawn on them."),
     )
     summary: str = "{images:,} images, {skipped:,} left out, {images_per_second:,.0f} images/s, {precision} in {engine}"
 

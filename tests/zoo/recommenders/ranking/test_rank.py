@@ -182,7 +182,7 @@ def test_refusals(pipeline, request_parts):
     for call, words in (
         (lambda: pipeline.rank(without, items), "lacks the column age"),
         (lambda: pipeline.rank(user, [{"item_id": "i1"}]), r'lacks the columns "price, EUR", categories'),
-        (lambda: pipeline.rank([user, user], items), "found 2 users, expected one"),
+        (lambda: pipeline.rank([user, user], items), "found 2 rows as the user, expected one"),
         (lambda: pipeline.rank(user, []), "item"),
         (lambda: pipeline.rank(user, catalogue, ids=["i1", "nothing"]), "found no item nothing in the catalogue"),
         (lambda: pipeline.rank(user, items, ids=["i1"]), "ids of a catalogue"),

@@ -197,8 +197,8 @@ def test_of_a_vocabulary_of_rare_values_the_most_frequent_stays(schema, log, tmp
 def test_where_no_row_goes_it_is_said(schema, log, tmp_path):
     hashed = replace(schema, columns=tuple(spec for spec in schema.columns if not spec.encoding.get("values")))
     for log_schema, least, message in (
-        (schema, 1, "found every value 1 times or more in the rows to train on"),
-        (hashed, 5, r"found no column with values whose rows could go, only hashed_id \(hash\), row_id \(id\)"),
+        (schema, 1, "found no value with fewer than 1 occurrences in the training rows"),
+        (hashed, 5, r"found no column whose rows can be pruned, only hashed_id \(hash\), row_id \(id\)"),
     ):
         features = Features(log_schema)
         _, counts = opened(features, log, tmp_path)

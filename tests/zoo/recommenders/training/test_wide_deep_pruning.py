@@ -84,7 +84,7 @@ def test_a_model_of_0_2_0_is_a_teacher_of_those_that_read_the_same():
 
 
 def test_buckets_have_no_rows_that_go(start, log, tmp_path):
-    with pytest.raises(RequestError, match=r"no column with values whose rows could go, only C1 \(hash-bucket\)"):
+    with pytest.raises(RequestError, match=r"no column whose rows can be pruned, only C1 \(hash-bucket\)"):
         zoo.finetune(start, log, tmp_path / "m", prune="rows=5", settings={"held_out": "0.25", "epochs": "1"})
 
 

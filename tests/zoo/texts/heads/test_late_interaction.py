@@ -182,5 +182,5 @@ def test_refusals(tmp_path):
     ours = opened(tmp_path)
     with pytest.raises(RequestError, match="found the role 'passage'"):
         ours("a", role="passage")
-    with pytest.raises(RequestError, match="expected one of --query, --index"):
+    with pytest.raises(RequestError, match="found none, expected one of --query, --index"):
         ours.run(["a"], tmp_path / "out.csv")

@@ -113,7 +113,7 @@ def test_queries_without_a_network_have_the_weights_of_their_tokens(tmp_path, is
     wanted = torch.log1p(torch.log1p(torch.relu(logits))).max(0).values.numpy()
     (vector,) = ours.encode_document("the cat")
     assert np.abs(vector["values"] - wanted[vector["indices"]]).max() < 1e-5
-    with pytest.raises(RequestError, match="whose queries have no network; it is not evaluated"):
+    with pytest.raises(RequestError, match="with a table for queries .* does not support"):
         zoo.evaluate(tmp_path / "ours", data=tmp_path / "theirs" / "config.json")
 
 

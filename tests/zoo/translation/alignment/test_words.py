@@ -104,9 +104,9 @@ def test_files_have_alignments_and_scores_of_words(opened, tmp_path, output):
 def test_a_layer_that_the_decoder_lacks_is_refused(opened):
     from pipelines.graph import io
 
-    with pytest.raises(RequestError, match="found the layer 2 to align by, the decoder has 2"):
+    with pytest.raises(RequestError, match="found the alignment layer 2, expected -2 to 1"):
         attention_graph(io.load(opened.folder.path / "int8.onnx"), AttentionHeads(layer=2))
-    with pytest.raises(RequestError, match="expected layer and heads"):
+    with pytest.raises(RequestError, match="in card.json, expected"):
         AttentionHeads.from_json({"head": 1})
 
 

@@ -252,8 +252,8 @@ def test_pairs_to_keep_are_mixed_in_by_their_share():
     ("settings", "message"),
     [
         ({"target_language": "xx"}, "no target languages"),
-        ({"qat": "true"}, "found qat for an imported model"),
-        ({"teacher": "multi30k-en-de"}, "found teacher for an imported model"),
+        ({"qat": "true"}, "found qat, which imported models do not support"),
+        ({"teacher": "multi30k-en-de"}, "found teacher, which imported models do not support"),
         ({"keep_data": "missing.tsv"}, "found no missing.tsv"),
     ],
     ids=str,

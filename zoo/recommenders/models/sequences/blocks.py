@@ -33,6 +33,12 @@ class SequencePositions(nn.Module):
         return x + self.position
 
 
+def _require_heads(size: int, heads: int) -> None:
+    """Raises a RequestError if vectors of `size` columns cannot be divided among so many heads."""
+    if size % heads:
+        raise RequestError(f"found heads={heads} for vectors of {size} columns, expected a divisor of {size}")
+
+
 class AttentionBlock(nn.Module):
     """Block of SASRec (Kang & McAuley 2018): self-attention and a feed-forward network, normalized before each.
 
@@ -45,8 +51,7 @@ class AttentionBlock(nn.Module):
 
     def __init__(self, size: int, heads: int, inner: int, dropout: float) -> None:
         super().__init__()
-        if size % heads:
-            raise RequestError(f"found {heads} heads for vectors of {size} columns, expected a divisor")
+        _require_heads(size, heads)
         self.size, self.heads, self.dropout = size, heads, dropout
         self.attention_norm, self.network_norm = nn.LayerNorm(size), nn.LayerNorm(size)
         self.projected, self.joined = nn.Linear(size, 3 * size), nn.Linear(size, size)
@@ -90,8 +95,7 @@ class HSTUBlock(nn.Module):
 
     def __init__(self, size: int, heads: int, items: int, dropout: float) -> None:
         super().__init__()
-        if size % heads:
-            raise RequestError(f"found {heads} heads for vectors of {size} columns, expected a divisor")
+        _require_heads(size, heads)
         self.size, self.heads, self.items, self.dropout = size, heads, items, dropout
         self.attention_norm, self.gated_norm = nn.LayerNorm(size), nn.LayerNorm(size)
         self.projected, self.joined = nn.Linear(size, 4 * size), nn.Linear(size, size)
@@ -201,8 +205,7 @@ class TargetTransformer(nn.Module):
 
     def __init__(self, size: int, items: int, heads: int, inner: int, dropout: float) -> None:
         super().__init__()
-        if size % heads:
-            raise RequestError(f"found {heads} heads for vectors of {size} columns, expected a divisor")
+        _require_heads(size, heads)
         self.size, self.heads, self.dropout = size, heads, dropout
         self.position = nn.Parameter(torch.randn(1 + items, size) * 0.02)
         self.query, self.projected = nn.Linear(size, size), nn.Linear(size, 2 * size)

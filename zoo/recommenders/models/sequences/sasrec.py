@@ -309,7 +309,7 @@ SASREC = NextItemFamily(
     summary="{rows:,} rows, the best of {items:,} items each, {rows_per_second:,.0f} rows/s, {precision} in {engine}",
     run_options=(
         KEEP,
-        RunOption("items", str, None, "A log with the items' columns, to find items among; default: all known items."),
+        RunOption("items", str, None, "File of items with their columns, to choose from. [default: all known items]"),
         *TWO_TOWER.run_options[2:],
     ),
 )

@@ -168,7 +168,7 @@ def _documents(value: Any) -> list[str]:
     texts = [item.get("text") if isinstance(item, dict) else item for item in items]
     strings = [text for text in texts if isinstance(text, str)]
     if not texts or len(strings) < len(texts):
-        raise RequestError('found other documents, expected a list of texts or of {"text": text}')
+        raise RequestError('found no texts in documents, expected a list of texts or of {"text": text}')
     return strings
 
 

@@ -88,7 +88,7 @@ class Embeddings(EmbeddingApi):
         stride = fields.whole("stride", self.pipeline.max_length, minimum=0)
         if size is None:
             if stride is not None or fields.has("chunk_pooling"):
-                raise RequestError("found stride or chunk_pooling without chunk, expected the tokens of a chunk in it")
+                raise RequestError("found stride or chunk_pooling without chunk; add the number of tokens of a chunk")
             return None
         texts = [sample for sample in samples if isinstance(sample, str)]
         if len(texts) < len(samples):

@@ -286,7 +286,8 @@ class Predict(RankingApi, TeiApi):
             texts = [item] if isinstance(item, str) else item
             if not isinstance(texts, list) or len(texts) not in (1, 2) or not all(isinstance(t, str) for t in texts):
                 raise RequestError(
-                    "found other inputs, expected a text, a pair [text, text], or a list of [text] and [text, text]"
+                    "found inputs of another form, expected a text, a pair [text, text], or a list of [text] and "
+                    "[text, text]"
                 )
             samples.append(texts[0] if len(texts) == 1 else tuple(texts))
         request = PredictRequest(single, fields.flag("raw_scores", False))
@@ -374,7 +375,7 @@ class Decode(TeiApi):
         size = self.pipeline.config.vocabulary
         if not all(isinstance(row, list) and all(type(i) is int and 0 <= i < size for i in row) for row in rows):
             raise RequestError(
-                f"found other ids, expected a list of token ids, 0 to {size - 1:,}, or a list of such lists"
+                f"found ids of another form, expected a list of token ids, 0 to {size - 1:,}, or a list of such lists"
             )
         require_limits(rows, job)
         texts = self.pipeline.tokenizer.decode(rows, fields.flag("skip_special_tokens", True))

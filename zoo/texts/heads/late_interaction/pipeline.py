@@ -276,8 +276,10 @@ class MultiVectorPipeline(TaskPipeline):
             RequestError: There is neither a query nor an index, or the input is unusable.
         """
         writes = str(output).endswith(SUFFIX)
-        if [query is not None, index is not None, writes].count(True) != 1:
-            raise RequestError(f"expected one of --query, --index, or an index to write, -o NAME{SUFFIX}")
+        choices = {"--query": query is not None, "--index": index is not None, f"-o NAME{SUFFIX}": writes}
+        if sum(choices.values()) != 1:
+            used = " and ".join(name for name, is_used in choices.items() if is_used) or "none"
+            raise RequestError(f"found {used}, expected one of {', '.join(choices)} (writes an index)")
         if type(top_k) is not int or top_k < 1:
             raise RequestError(f"found top_k {top_k!r:.40}; expected a whole number from 1")
         if index is None:
