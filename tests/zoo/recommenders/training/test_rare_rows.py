@@ -302,5 +302,5 @@ def test_interrupted_and_gone_on_it_leaves_the_same_bytes(whole, start, log, tmp
 def test_models_without_vocabularies_are_refused(tmp_path):
     message = r"found the goal rows=5 for \S+, which has no embedding tables"
     with pytest.raises(RequestError, match=message):
-        zoo.finetune("mobilenet-v1-cifar10", "none.csv", tmp_path / "out", prune="rows=5")
+        zoo.finetune("mobilenet-v1-cifar10", __file__, tmp_path / "out", prune="rows=5")
     assert not (tmp_path / "out").exists()
