@@ -236,7 +236,7 @@ SERVING = """`zoo serve` and its peers, by `scripts/peers/serving/serving.py`.
 - Server on one core; load on the other: wrk, 64 connections, one row of wide-deep-criteo per request in the Open
   Inference Protocol. Servers are interleaved and restarted in every round; medians (minimum to maximum).
 - Peers run the same int8.onnx in ONNX Runtime, as in their documentation (`scripts/peers/serving/servers/`).
-- stop: the effect of SIGTERM, and processes left over.
+- stop: exit code after SIGTERM, and the number of processes that remain.
 - HTTP layers were measured on a machine with other load.
 
 """
@@ -334,8 +334,8 @@ def clusters() -> str:
         parts.append(
             "Gradient exchange of two processes, one core each, over links shaped by `tc` and a relay, by "
             f"`scripts/peers/distributed/communication.py` ({source}). Efficiency is an "
-            "estimate: share of the machines' single speed, same batch per machine, same overlap of exchange and backward "
-            f"pass as measured.\n\n{markdown.table(head, rows)}"
+            "estimate: throughput divided by that of as many single machines, with the same batch per machine and the "
+            f"measured overlap of exchange and backward pass.\n\n{markdown.table(head, rows)}"
         )
     return section("Distributed", parts)
 
@@ -344,10 +344,10 @@ def _tail(load: Mapping[str, Any]) -> str:
     return f"{load['p99']['median']:.1f} ms, {load['p99_by_median']['median']:.1f}x the median"
 
 
-DELTAS = """Deltas of {changed_rows:,} changed rows of a table of {table_rows:,} rows, one a second, beside a reload of the
-whole folder every three seconds, by `scripts/peers/recommenders/deltas.py`: one worker on a core of its own, {clients}
-clients, turns with changes and without them alternate. p99 with changes over p99 without: deltas {delta:.2f}, reload
-{reload:.2f}. {bits} ({source}):
+DELTAS = """A delta per second with {changed_rows:,} changed rows of a table of {table_rows:,} rows, compared with a reload of
+the whole folder every three seconds, by `scripts/peers/recommenders/deltas.py`: one worker on its own core, {clients}
+clients; rounds with and without changes alternate. Ratio of the p99 with changes to the p99 without: deltas
+{delta:.2f}, reload {reload:.2f}. {bits} ({source}):
 """
 
 
@@ -358,7 +358,7 @@ def _deltas(report: Mapping[str, Any], source: str) -> str:
         formats = (",.0f", ".1f", ".1f", ".2f", ",.0f")
         cells = ["" if n is None else format(n, form) for n, form in zip(numbers, formats, strict=True)]
         rows.append([way["way"], *cells])
-    bits = "The results have the same bits after both" if report["equal_bits"] else "The results differ"
+    bits = "The results of both are bit-identical" if report["equal_bits"] else "The results differ"
     title = DELTAS.format(**{**report, **report["p99_ratio"]}, bits=bits, source=source)
     columns = ["changes", "requests/s", "p50, ms", "p99, ms", "until a changed row is scored, s", "changed rows/s"]
     return title + "\n" + markdown.table(columns, rows)

@@ -206,7 +206,7 @@ def ranking(report: Mapping[str, Any], source: str) -> str:
         "The model alone, from encoded rows to probabilities. Candidates share the user's part of the first layer; the "
         "other layers are computed for every candidate and bound the speed-up.\n\n"
         f"{markdown.table(['family', *MODEL_COLUMNS], computed)}\n"
-        "Over HTTP: CPU time of the server in ms per request, one client. Full rows are sent to `:run`, also for the "
+        "Over HTTP: CPU time of the server in ms per request, one client. Full rows are sent to `:run`, also to the "
         "other engines.\n\n" + markdown.table(["family", *(WAYS[way] for way in ways)], served)
     )
 

@@ -59,7 +59,7 @@ def quality() -> None:
         held_out.write_bytes(b"".join(source.read_bytes().splitlines(keepends=True)[-HELD_OUT:]))
         zoo.train("wide-deep", str(source), folder, settings={"refit": "false", "held_out": str(HELD_OUT)})
         result = evaluate(folder, held_out)
-        data = f"the last {HELD_OUT} rows of {source.name}, on which this run was stopped but not trained"
+        data = f"the last {HELD_OUT} rows of {source.name}, used for early stopping, not for training"
         result |= {"model": MODEL, "data": data}
         result["peers"] = {"onnxruntime quantize_static": stock_quantizer(folder, held_out)}
     report("quality", result)

@@ -285,8 +285,8 @@ def rows(report: Mapping[str, Any]) -> list[list[str]]:
 
 OPENING_HEAD = """Opening a file, in new processes on one core: CPU milliseconds from the name of the file to the first
 result, without imports, and MB (10^6 bytes) of peak resident memory. OpenVINO compiles at every start, as by default.
-The native engine packs and validates a file at its first use on a machine (empty cache; with the child process that
-validates), which `zoo quantize` has done before on the machine that it runs on.
+The native engine packs and validates a file at its first use on a machine (empty cache; including the child process
+that validates). For a file that it writes, `zoo quantize` does both.
 
 """
 OPENING_COLUMNS = ("model", "setting", *("ORT", "OV", "OV default", "native", opening.EMPTY))

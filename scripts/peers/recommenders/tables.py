@@ -292,7 +292,7 @@ def rendered(report: Mapping[str, Any], source: str) -> str:
         "Pooled rows of quantized embedding tables, million lookups a second, by "
         f"`scripts/peers/recommenders/tables.py` ({source}): tables of {width} columns, {largest:.1f} GB an engine, "
         f"batch size {report['environment']['batch_size']}, ids uniform or of Zipf's law with exponent {ZIPF}; "
-        "zoo in transparent huge pages, peers in the memory that their libraries allocate.\n\n"
+        "the tables of zoo are in transparent huge pages, those of a peer in memory that its library allocates.\n\n"
         + markdown.table(["tables", "bits", "ids", "ids of a sample", *names, "over the best peer"], rows)
     )
 
