@@ -1,6 +1,5 @@
 """EinsumToMatMul, from ONNX text."""
 
-import numpy as np
 import pytest
 from helpers.rewriting import fires, model, reasons, rewritten
 
@@ -54,7 +53,36 @@ def test_other_products_are_left_alone(normal, equation):
     assert report.fired("EinsumToMatMul") == 0 and "y" in reasons(report, "EinsumToMatMul")
 
 
-def test_a_product_of_activations_is_left_alone():
-    net = model('(float[n,3,8] x) => (float[n,3,3] y) { y = Einsum<equation="bid,bjd->bij">(x, x) }')
-    report = rewritten(net, EinsumToMatMul(), x=np.ones((2, 3, 8), np.float32))
-    assert report.fired("EinsumToMatMul") == 0
+@pytest.mark.parametrize(
+    ("equation", "expected"),
+    [
+        ("bij,bjd->bid", "MatMul"),
+        ("bid,bjd->bij", "Transpose MatMul"),
+        ("bhid,bhjd->bhij", "Transpose MatMul"),
+        ("bid,bjd->bji", "Transpose MatMul Transpose"),
+        ("bid,bdhe->bihe", "Reshape Reshape MatMul Reshape"),
+        ("bihe,bjhe->bij", "Transpose Reshape Reshape MatMul Reshape"),
+        ("bd,bd->b", "Reshape Reshape MatMul Reshape"),
+    ],
+)
+def test_a_product_of_activations_is_a_matmul(normal, equation, expected):
+    parts = equation.split("->")[0].split(",")
+    inputs = ", ".join(
+        f"float[{','.join(['n', *(str(SIZES[label]) for label in part[1:])])}] {name}"
+        for name, part in zip("xy", parts, strict=True)
+    )
+    net = model(f'({inputs}) => (float z) {{ z = Einsum<equation="{equation}">(x, y) }}')
+    net.graph.outputs[0].shape = None
+    feeds = {name: normal(*(SIZES[label] for label in part)) for name, part in zip("xy", parts, strict=True)}
+    fires(net, EinsumToMatMul(), expected, **feeds)
+
+
+@pytest.mark.parametrize("equation", ["bid,bid->bid", "bid,bjd->bi", "bid,jd->bij", "bii,bid->bid"])
+def test_other_products_of_activations_are_left_alone(normal, equation):
+    x, y = (",".join("n" if label == "b" else "3" for label in part) for part in equation.split("->")[0].split(","))
+    net = model(f'(float[{x}] x, float[{y}] y) => (float z) {{ z = Einsum<equation="{equation}">(x, y) }}')
+    net.graph.outputs[0].shape = None
+    feeds = {
+        name: normal(*(2 if size == "n" else 3 for size in shape.split(","))) for name, shape in (("x", x), ("y", y))
+    }
+    assert rewritten(net, EinsumToMatMul(), **feeds).fired("EinsumToMatMul") == 0
