@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -81,106 +80,171 @@ def beam_search(
     if beam < 2 and any(demand.phrases for demand in demands or ()):
         raise RequestError("found beam 1; forced words need a beam of 2 or more")
     demands = demands or [Demands()] * len(limits)
-    uncounted = len(demands[0].prefix) if demands else 0
-    begins = len(rules.prefix) + uncounted
-    prefixes = np.array([(*rules.prefix, *demand.prefix) for demand in demands], np.int64).reshape(len(limits), begins)
-    finished: list[list[Hypothesis]] = [[] for _ in limits]
-    active = np.arange(len(limits))  # the sentences still in the batch
-    scores = np.zeros((len(active), 1))  # [active, width]
-    history = np.zeros((len(active), 1, 0), np.int64)  # [active, width, tokens so far]
-    best_ended = np.zeros(len(active), bool)  # whether the likeliest beam has ended once
-    tokens, parents = np.full(len(active), start), np.arange(len(active))
-    for length in itertools.count(1):
-        if not len(active):
-            break
-        logits: NDArray[np.floating[Any]] = step(tokens, parents)
-        check_beam(beam, best, logits.shape[1])
-        if allowed is not None:
-            logits = mask_logits(logits, [allowed[sentence] for sentence in active.tolist()])
-        if length <= begins:
-            tokens = prefixes[active, length - 1]
-            parents = np.arange(len(active))
-            history = np.concatenate([history, tokens[:, None, None]], 2)
-            continue
-        last = limits[active] <= length
-        constrained = {i: demands[sentence] for i, sentence in enumerate(active.tolist()) if demands[sentence].phrases}
-        width = history.shape[1]
-        rows = np.repeat(active, width).tolist()
-        logits, norm = token_scores(
-            logits,
-            history.reshape(len(rows), length - 1),
-            np.repeat(last, width),
-            rules,
-            end=end,
-            begins=length == begins + 1,
-            logs=beam > 1,
-            sources=[sources[i] for i in rows] if sources is not None else None,
-            demands=[demands[i] for i in rows] if constrained else None,
-        )
-        values, words = _likeliest(logits, norm, 2 * beam)
-        total = (scores[..., None] + values.reshape(*scores.shape, -1)).reshape(len(active), -1)
-        order = np.argsort(-total, axis=1, kind="stable")[:, : 2 * beam]
-        total, origin = np.take_along_axis(total, order, 1), order // (2 * beam)
-        words = np.take_along_axis(words.reshape(len(active), -1), order, 1)
-        complete = np.zeros(len(active))  # score of the likeliest beam that goes on and has all phrases
-        for i, asked in constrained.items():
-            rows_of = slice(i * history.shape[1], (i + 1) * history.shape[1])
-            chosen = constrained_candidates(
-                logits[rows_of] - norm[rows_of], scores[i], history[i], asked.phrases, beam, end, asked.marks
-            )
-            total[i], origin[i], words[i], complete[i] = MIN_SCORE, 0, int(not end), chosen.running
-            count = len(chosen.tokens)
-            total[i, :count], origin[i, :count], words[i, :count] = chosen.scores, chosen.origins, chosen.tokens
-        grown = np.concatenate(
-            [np.take_along_axis(history, origin[..., None], 1), words[..., None]], 2
-        )  # [active, 2 * beam, length]
-
-        ended = words == end
-        beyond = total <= MIN_SCORE / 2  # empty, of a sentence with phrases
-        if rules.kind == "marian":  # a hypothesis leaves no room for another beam
-            room = [
-                2 * beam if demands[sentence].phrases else beam - len(finished[sentence])
-                for sentence in active.tolist()
-            ]
-            beyond |= np.arange(2 * beam) >= np.array(room)[:, None]
-            total[beyond], ended[beyond] = MIN_SCORE, False
-        for i, k in np.argwhere(((ended | last[:, None]) & ~beyond)[:, :beam]).tolist():
-            hypothesis = grown[i, k, : length - ended[i, k]].tolist()
-            counted = length - uncounted
-            score = (total[i, k] - rules.word_penalty * counted) / counted**length_penalty
-            finished[active[i]].append(Hypothesis(hypothesis, float(score)))
-        best_ended |= ended[:, 0]
-        kept = np.argsort(ended, axis=1, kind="stable")[:, :beam]  # the first that go on; a beam ends in one way only
-        best_running = np.take_along_axis(total, kept[:, :1], 1)[:, 0]  # the scores of the likeliest of them
-        best_running[list(constrained)] = complete[list(constrained)]
-        state = SearchState(
-            finished,
-            active,
-            best_ended,
-            best_running,
-            length - uncounted,
-            limits - uncounted,
-            beam,
-            best,
-            length_penalty,
-            rules,
-        )
-        done = TERMINATION[rules.kind](state)
-        if constrained:  # by the rule of transformers, whatever the toolkit
-            own = state._replace(rules=replace(rules, kind="transformers", early_stopping=False))
-            done[list(constrained)] = _transformers(own)[list(constrained)]
-        left = np.flatnonzero(~(last | done))
-
-        width, kept = scores.shape[1], kept[left]
-        scores = np.take_along_axis(total[left], kept, 1)
-        history = np.take_along_axis(grown[left], kept[..., None], 1)
-        tokens = history[:, :, -1].ravel()
-        parents = (left[:, None] * width + np.take_along_axis(origin[left], kept, 1)).ravel()
-        active, best_ended = active[left], best_ended[left]
+    search = _Search(limits, start, end, beam, best, length_penalty, rules, allowed, sources, demands)
+    while len(search.active):
+        search.advance(step)
     return [
         sorted(hypotheses, key=lambda one: (-asked.state(one.tokens).count, -one.score))[:best]
-        for asked, hypotheses in zip(demands, finished, strict=True)
+        for asked, hypotheses in zip(demands, search.finished, strict=True)
     ]
+
+
+class _Candidates(NamedTuple):
+    """Continuations of the beams of a batch, the likeliest of each sentence first, [active, 2 * beam] each.
+
+    Attributes:
+        scores: Sums of log probabilities, float64; `MIN_SCORE` where there is none.
+        origins: Beam that is continued, int64.
+        tokens: Next token, int64.
+        complete: {index in the batch of a sentence with phrases: score of the likeliest beam that continues and has all
+            its phrases}.
+    """
+
+    scores: NDArray[np.float64]
+    origins: Integers
+    tokens: Integers
+    complete: dict[int, float]
+
+
+@dataclass
+class _Search:
+    """A beam search of a batch of sentences, see `beam_search`."""
+
+    limits: Integers
+    start: int
+    end: int
+    beam: int
+    best: int
+    length_penalty: float
+    rules: SearchConfig
+    allowed: Sequence[Integers] | None
+    sources: Sequence[Sequence[int]] | None
+    demands: Sequence[Demands]
+
+    def __post_init__(self) -> None:
+        """Begins with one empty beam of each sentence."""
+        count = len(self.limits)
+        self.uncounted = len(self.demands[0].prefix) if self.demands else 0
+        prefixes = [(*self.rules.prefix, *demand.prefix) for demand in self.demands]
+        self.begins = len(self.rules.prefix) + self.uncounted
+        self.prefixes = np.array(prefixes, np.int64).reshape(count, self.begins)
+        self.finished: list[list[Hypothesis]] = [[] for _ in range(count)]
+        self.active = np.arange(count)  # the sentences still in the batch
+        self.scores = np.zeros((count, 1))  # [active, width]
+        self.history = np.zeros((count, 1, 0), np.int64)  # [active, width, tokens so far]
+        self.best_ended = np.zeros(count, bool)  # whether the likeliest beam has ended once
+        self.tokens, self.parents = np.full(count, self.start), np.arange(count)
+        self.length = 0
+
+    def advance(self, step: Step) -> None:
+        """Adds a token to all beams; finished sentences leave the batch."""
+        self.length += 1
+        logits: NDArray[np.floating[Any]] = step(self.tokens, self.parents)
+        check_beam(self.beam, self.best, logits.shape[1])
+        if self.allowed is not None:
+            logits = mask_logits(logits, [self.allowed[sentence] for sentence in self.active.tolist()])
+        if self.length <= self.begins:
+            self.tokens = self.prefixes[self.active, self.length - 1]
+            self.parents = np.arange(len(self.active))
+            self.history = np.concatenate([self.history, self.tokens[:, None, None]], 2)
+        else:
+            self._keep(self._candidates(logits))
+
+    @property
+    def _last(self) -> NDArray[np.bool_]:
+        """Whether a sentence in the batch reaches its limit, bool [active]."""
+        return self.limits[self.active] <= self.length
+
+    def _candidates(self, logits: NDArray[np.floating[Any]]) -> _Candidates:
+        """Returns the likeliest continuations of the beams by the logits of the next tokens."""
+        beam, count, width = self.beam, len(self.active), self.history.shape[1]
+        demands = [self.demands[sentence] for sentence in self.active.tolist()]
+        constrained = [i for i, asked in enumerate(demands) if asked.phrases]
+        rows = np.repeat(self.active, width).tolist()
+        logits, norm = token_scores(
+            logits,
+            self.history.reshape(len(rows), self.length - 1),
+            np.repeat(self._last, width),
+            self.rules,
+            end=self.end,
+            begins=self.length == self.begins + 1,
+            logs=beam > 1,
+            sources=[self.sources[i] for i in rows] if self.sources is not None else None,
+            demands=[self.demands[i] for i in rows] if constrained else None,
+        )
+        values, words = _likeliest(logits, norm, 2 * beam)
+        total = (self.scores[..., None] + values.reshape(count, width, -1)).reshape(count, -1)
+        order = np.argsort(-total, axis=1, kind="stable")[:, : 2 * beam]
+        total, origins = np.take_along_axis(total, order, 1), order // (2 * beam)
+        words = np.take_along_axis(words.reshape(count, -1), order, 1)
+        complete = {}
+        for i in constrained:
+            rows_of, asked = slice(i * width, (i + 1) * width), demands[i]
+            chosen = constrained_candidates(
+                logits[rows_of] - norm[rows_of],
+                self.scores[i],
+                self.history[i],
+                asked.phrases,
+                beam,
+                self.end,
+                asked.marks,
+            )
+            total[i], origins[i], words[i], complete[i] = MIN_SCORE, 0, int(not self.end), chosen.running
+            number = len(chosen.tokens)
+            total[i, :number], origins[i, :number], words[i, :number] = chosen.scores, chosen.origins, chosen.tokens
+        return _Candidates(total, origins, words, complete)
+
+    def _keep(self, candidates: _Candidates) -> None:
+        """Adds the hypotheses that end, and continues the likeliest beams of unfinished sentences."""
+        total, origins, words, complete = candidates
+        history = np.take_along_axis(self.history, origins[..., None], 1)
+        grown = np.concatenate([history, words[..., None]], 2)  # [active, 2 * beam, length]
+        ended = words == self.end
+        beyond = total <= MIN_SCORE / 2  # empty, of a sentence with phrases
+        if self.rules.kind == "marian":  # a hypothesis leaves no room for another beam
+            room = [
+                2 * self.beam if self.demands[sentence].phrases else self.beam - len(self.finished[sentence])
+                for sentence in self.active.tolist()
+            ]
+            beyond |= np.arange(2 * self.beam) >= np.array(room)[:, None]
+            total[beyond], ended[beyond] = MIN_SCORE, False
+        counted = self.length - self.uncounted
+        for i, k in np.argwhere(((ended | self._last[:, None]) & ~beyond)[:, : self.beam]).tolist():
+            hypothesis = grown[i, k, : self.length - ended[i, k]].tolist()
+            score = (total[i, k] - self.rules.word_penalty * counted) / counted**self.length_penalty
+            self.finished[self.active[i]].append(Hypothesis(hypothesis, float(score)))
+        self.best_ended |= ended[:, 0]
+        kept = np.argsort(ended, axis=1, kind="stable")[:, : self.beam]  # that go on; a beam ends in one way only
+        best_running = np.take_along_axis(total, kept[:, :1], 1)[:, 0]  # the scores of the likeliest of them
+        best_running[list(complete)] = list(complete.values())
+        left = np.flatnonzero(~(self._last | self._done(best_running, list(complete))))
+
+        width, kept = self.scores.shape[1], kept[left]
+        self.scores = np.take_along_axis(total[left], kept, 1)
+        self.history = np.take_along_axis(grown[left], kept[..., None], 1)
+        self.tokens = self.history[:, :, -1].ravel()
+        self.parents = (left[:, None] * width + np.take_along_axis(origins[left], kept, 1)).ravel()
+        self.active, self.best_ended = self.active[left], self.best_ended[left]
+
+    def _done(self, best_running: NDArray[np.float64], constrained: list[int]) -> NDArray[np.bool_]:
+        """Returns which sentences are finished by the termination rule, bool [active]."""
+        state = SearchState(
+            self.finished,
+            self.active,
+            self.best_ended,
+            best_running,
+            self.length - self.uncounted,
+            self.limits - self.uncounted,
+            self.beam,
+            self.best,
+            self.length_penalty,
+            self.rules,
+        )
+        done = TERMINATION[self.rules.kind](state)
+        if constrained:  # by the rule of transformers, whatever the toolkit
+            own = state._replace(rules=replace(self.rules, kind="transformers", early_stopping=False))
+            done[constrained] = _transformers(own)[constrained]
+        return done
 
 
 class SearchState(NamedTuple):
