@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,9 +18,6 @@ from zoo.translation.importers.original import ORIGINAL
 from zoo.translation.models.checkpoints import copy_shortlist, inherited_features, read_features
 from zoo.translation.search.config import DEFAULT_SEARCH, SearchConfig
 from zoo.translation.train_config import TrainingConfig
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from pipelines.core.errors import RequestError
 from pipelines.core.files import write_bytes, write_json
 from pipelines.models.npz import write_npz
 from zoo.training.runs import (
+    Processes,
     load_checkpoint,
     plot_curves,
     processes,
@@ -98,31 +99,10 @@ def train(
     with processes() as group:
         require_output(output, STATE, resume)
         config.require_start(start_from is not None)
-        inherited: Vocabulary | ImportedVocabulary | None = None
         start = None if start_from is None else StartModel.read(Path(start_from), config)
-        if start is not None:
-            config, inherited = start.settled(config), start.vocabulary
-        elif resume:
-            inherited = Vocabulary.read(output / "checkpoint" / VOCABULARY)
-        elif config.inherit:
-            if not config.teacher:
-                raise RequestError(
-                    "found inherit without a teacher to inherit from; name one with --set teacher=FOLDER"
-                )
-            inherited = Vocabulary.read(zoo.load(config.teacher).path / VOCABULARY)
-
-        def vocabulary(pairs: Sequence[Pair]) -> Vocabulary | ImportedVocabulary:
-            return inherited or Vocabulary(
-                group.same(learn_vocabulary(pairs, config.vocabulary, config.seed) if group.rank == 0 else b"")
-            )
-
-        options: dict[str, Any] = {name: getattr(config, name) for name in DATA_SETTINGS}
-        options |= {"seed": config.seed, "on_error": on_error}
-        text = load_parallel_text(data, vocabulary, **options)
-        old = None
-        if config.keep_data:
-            old = load_parallel_text(config.keep_data, lambda _: text.vocabulary, **options | {"validation_data": ""})
-            text.train = mixed(text.train, old.train, config.keep_share, config.seed)
+        config = config if start is None else start.settled(config)
+        vocabulary = _own_vocabulary(output, config, resume) if start is None else start.vocabulary
+        text, old = _read_texts(data, config, vocabulary, group, on_error)
         torch.manual_seed(config.seed)
         if start is not None:
             model = open_network(start.about, start.vocabulary, build, config.dropout)
@@ -164,6 +144,41 @@ def train(
                 qat.save_ranges(model, zoo.load(str(start_from)), output)
         group.same(None)  # the others wait for the files
     return metrics
+
+
+def _own_vocabulary(output: Path, config: TrainingConfig, resume: bool) -> Vocabulary | None:
+    """Returns the vocabulary of the checkpoint or of the teacher; None: it is to be learned."""
+    if resume:
+        return Vocabulary.read(output / "checkpoint" / VOCABULARY)
+    if not config.inherit:
+        return None
+    if not config.teacher:
+        raise RequestError("found inherit without a teacher to inherit from; name one with --set teacher=FOLDER")
+    return Vocabulary.read(zoo.load(config.teacher).path / VOCABULARY)
+
+
+def _read_texts(
+    data: Any,
+    config: TrainingConfig,
+    inherited: Vocabulary | ImportedVocabulary | None,
+    group: Processes,
+    on_error: str,
+) -> tuple[ParallelText, ParallelText | None]:
+    """Reads the data, and those of `config.keep_data`, which are mixed into the training pairs."""
+
+    def vocabulary(pairs: Sequence[Pair]) -> Vocabulary | ImportedVocabulary:
+        return inherited or Vocabulary(
+            group.same(learn_vocabulary(pairs, config.vocabulary, config.seed) if group.rank == 0 else b"")
+        )
+
+    options: dict[str, Any] = {name: getattr(config, name) for name in DATA_SETTINGS}
+    options |= {"seed": config.seed, "on_error": on_error}
+    text = load_parallel_text(data, vocabulary, **options)
+    if not config.keep_data:
+        return text, None
+    old = load_parallel_text(config.keep_data, lambda _: text.vocabulary, **options | {"validation_data": ""})
+    text.train = mixed(text.train, old.train, config.keep_share, config.seed)
+    return text, old
 
 
 def _keep(

@@ -22,6 +22,7 @@ from pipelines.core.files import write_json
 from pipelines.core.progress import progress
 from pipelines.models.npz import write_npz
 from zoo.training.runs import (
+    Processes,
     load_checkpoint,
     plot_curves,
     processes,
@@ -148,29 +149,13 @@ def fit(
         torch.manual_seed(config.seed)
         model = resize(build(config.arch, len(images.classes), config.width), about.get("shapes", {}))
         start = load_weights(model, about, list(images.classes)) if start_from is not None else None
-        features = dict(about["features"])
-        large = images.train.pixels is None
-        size = config.image_size or features.get("size", LARGE if large else SMALL)
-        config = replace(config, image_size=size)
-        if size != features.get("size"):  # only large images are center-cropped
-            features |= {"size": size, "resize": round(size * 8 / 7) if large else size}
-        start_model = model
+        config, features = _with_size(config, about["features"], images.train.pixels is None)
         if config.teacher and not config.distilled:
             config = replace(config, distillation=SOFT)
         if config.qat:
             config = qat.effective_config(config, start, about.get("classes") == list(images.classes), group.count)
-            model = qat.prepare(model, features)
-        trainer = Trainer(model, config, features, group)
-        if config.distilled:
-            network, seen = (
-                (start_model, features) if not config.teacher else open_teacher(config.teacher, images.classes)
-            )
-            trainer.distill_from(Teacher(network.to(group.device), seen, trainer.model, config, group.device))
-        run = {
-            "config": asdict(config) | {"progressive": list(config.progressive)},
-            "data": images.digest,
-            "start": start,
-        }
+        trainer = _new_trainer(model, config, features, group, images.classes)
+        run = {"config": _settings(config), "data": images.digest, "start": start}
         state = load_checkpoint(output / STATE, run) if resume else None
         if state:
             trainer.restore(state)
@@ -189,29 +174,36 @@ def fit(
         logits = trainer.predict(images.held_out, features, config.workers)
         metrics = _metrics(logits, images.held_out.labels)
         if group.rank == 0:
-            record = {
-                **({"shapes": about["shapes"]} if "shapes" in about else {}),
-                "rows": {
-                    "train": len(images.train),
-                    "held_out": len(images.held_out),
-                    "left_out": len(images.left_out),
-                },
-                **chosen,
-            }
-            _write(
-                output,
-                trainer,
-                images,
-                features,
-                config,
-                history,
-                metrics,
-                logits.argmax(1),
-                record | {"processes": group.count},
-                data,
-            )
+            counts = {name: len(getattr(images, name)) for name in ("train", "held_out", "left_out")}
+            shapes = {"shapes": about["shapes"]} if "shapes" in about else {}
+            record = {**shapes, "rows": counts, **chosen, "processes": group.count}
+            _write(output, trainer, images, features, config, history, metrics, logits.argmax(1), record, data)
         group.same(None)  # other processes wait for the files
     return metrics
+
+
+def _with_size(config: TrainConfig, features: dict[str, Any], large: bool) -> tuple[TrainConfig, dict[str, Any]]:
+    """Returns the settings and the preprocessing with the image size; only large images are center-cropped."""
+    size = config.image_size or features.get("size", LARGE if large else SMALL)
+    if size != features.get("size"):
+        features = features | {"size": size, "resize": round(size * 8 / 7) if large else size}
+    return replace(config, image_size=size), features
+
+
+def _new_trainer(
+    model: nn.Module, config: TrainConfig, features: dict[str, Any], group: Processes, classes: Sequence[str]
+) -> Trainer:
+    """Returns the trainer of a network, fake-quantized with `qat`, with the teacher of a distillation."""
+    trainer = Trainer(qat.prepare(model, features) if config.qat else model, config, features, group)
+    if config.distilled:
+        network, seen = open_teacher(config.teacher, classes) if config.teacher else (model, features)
+        trainer.distill_from(Teacher(network.to(group.device), seen, trainer.model, config, group.device))
+    return trainer
+
+
+def _settings(config: TrainConfig) -> dict[str, Any]:
+    """The settings as JSON."""
+    return asdict(config) | {"progressive": list(config.progressive)}
 
 
 def _at(features: dict[str, Any], size: int) -> dict[str, Any]:
@@ -276,7 +268,7 @@ def _write(
         "classes": list(images.classes),
         **named,
         "features": features,
-        "config": asdict(config) | {"progressive": list(config.progressive)},
+        "config": _settings(config),
         "metrics": metrics,
         **record,
         "epochs": len(history),

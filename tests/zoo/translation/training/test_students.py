@@ -87,6 +87,7 @@ def test_what_the_teacher_said_before_the_first_checkpoint_is_not_lost(translato
     [("arch", "tiny"), ("pre_norm", "false"), ("languages", "de-en"), ("max_length", "40"), ("vocabulary", "900")],
 )
 def test_a_model_cannot_be_set_to_another(translator, tmp_path, name, value, prune):
+    (data := tmp_path / "pairs.tsv").write_text("one\tuno\n")
     with pytest.raises(RequestError, match=rf"setting {name} (?i:{value}), but fine-tuning keeps that of model \("):
-        zoo.finetune(translator, "pairs.tsv", tmp_path / "out", settings={name: value}, prune=prune)
+        zoo.finetune(translator, data, tmp_path / "out", settings={name: value}, prune=prune)
     assert not (tmp_path / "out").exists()
