@@ -62,7 +62,7 @@ def test_an_encoder_is_frozen_only_where_it_is_the_teacher_s(teacher, changed, p
     if fits:
         checkpoints.inherit(student, frozen)
     else:
-        with pytest.raises(RequestError, match="found frozen for the encoder of one, which is not that of some"):
+        with pytest.raises(RequestError, match="found frozen for one, whose encoder differs from that of some"):
             checkpoints.inherit(student, frozen)
 
 
