@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ SAMPLES = 16  # samples to measure the SQNR on
 NAMED = 3  # operators in a warning
 QUICK_REPEATS = 3  # repetitions of quick timings
 RANKED = 4  # samples to rank operators by their error on
+Times = tuple[float, float]  # milliseconds in float and in int8
 SHAPES = ("Shape", "ConstantOfShape", "Size", "Range", "Constant")  # shape arithmetic, which is not listed
 
 
@@ -190,14 +191,7 @@ def _speed(
     """
     from pipelines.analysis.tune import open_stock
 
-    speed: dict[str, float] = {}
-    speed_of_many: dict[str, float] = {}
-    milliseconds: dict[str, float] = {}
     floats: dict[float, Runnable] = {}
-    pairs: dict[bool, list[tuple[float, float]]] = {
-        False: [],
-        True: [],
-    }  # of many rows or not: float, int8 milliseconds
     wrong: dict[str, str] = {}
     float_differs: dict[str, str] = {}
     references: list[Any] = []  # float and int8
@@ -215,28 +209,18 @@ def _speed(
                     differing = float_differs if _float_differs(engine, sessions, references, batch) else wrong
                     differing[engine] = why
                     continue
-                exact, ms = timed(sessions, batch)
+                times = timed(sessions, batch)
             except ZooError:
                 continue  # the engine does not support the graph
-            speed[engine], milliseconds[engine] = round(exact / ms, 3), ms
-            floats[exact] = sessions[0]
-            pairs[False].append((exact, ms))
-            if many and exact < QUICK:
-                exact, ms = timed(sessions, many)
-                pairs[True].append((exact, ms))
-                speed_of_many[engine] = round(exact / ms, 3)
+            floats[times[0]] = sessions[0]
+            timed.add(engine, times, sessions, many)
         with contextlib.suppress(ZooError):  # the kernels do not support the graph
             native = catalog.load(native_path or paths[1], "native")
             if reference is not None and (why := fault_of_engine("native", native, reference, batch)):
                 wrong["native"] = why
             elif floats:
-                exact, ms = timed([floats[min(floats)], native], batch)
-                speed["native"], milliseconds["native"] = round(exact / ms, 3), ms
-                pairs[False].append((exact, ms))
-                if many and exact < QUICK:
-                    exact, ms = timed([floats[min(floats)], native], many)
-                    pairs[True].append((exact, ms))
-                    speed_of_many["native"] = round(exact / ms, 3)
+                sessions = [floats[min(floats)], native]
+                timed.add("native", timed(sessions, batch), sessions, many)
         usable = not {*wrong, *float_differs} & {"openvino"}
         try:
             compared = reference if quick else None
@@ -245,19 +229,25 @@ def _speed(
         except WrongResultsError:  # in the int8 file, or in the float file too
             return _speed(float_model, int8_model, batch, many, int8_path=int8_path)
     return {
-        "speed": speed,
-        "engine": min(milliseconds, key=milliseconds.__getitem__, default=None),
+        "speed": {engine: _ratio(times) for engine, times in timed.of_one.items()},
+        "engine": min(timed.of_one, key=lambda engine: timed.of_one[engine][1], default=None),
         "wrong": wrong,
         "float_differs": float_differs,
-        "speed_of_many": speed_of_many,
+        "speed_of_many": {engine: _ratio(times) for engine, times in timed.of_many.items()},
         "as_opened": as_opened,
         "refused": refused,
-        "of_best": [_of_best(pairs[False]), _of_best(pairs[True])],
+        "of_best": [_of_best(timed.of_one.values()), _of_best(timed.of_many.values())],
         "busy": timed.busy,
     }
 
 
-def _of_best(pairs: Sequence[tuple[float, float]]) -> float | None:
+def _ratio(times: Times) -> float:
+    """Returns how much faster int8 is than float."""
+    exact, int8 = times
+    return round(exact / int8, 3)
+
+
+def _of_best(pairs: Collection[Times]) -> float | None:
     """Returns the ratio of the fastest float to the fastest int8, over all engines; None without timings."""
     if not pairs:
         return None
@@ -294,10 +284,9 @@ def _as_opened(
             raise WrongResultsError(why)
         _, exact = open_file(paths[0])
         exact_ms, ms = timed([exact, int8], batch)
-        opened: dict[str, Any] = {"engine": engine, "speed": round(exact_ms / ms, 3), "speed_of_many": None}
+        opened: dict[str, Any] = {"engine": engine, "speed": _ratio((exact_ms, ms)), "speed_of_many": None}
         if many and exact_ms < QUICK:
-            exact_ms, ms = timed([exact, int8], many)
-            opened["speed_of_many"] = round(exact_ms / ms, 3)
+            opened["speed_of_many"] = _ratio(timed([exact, int8], many))
     except WrongResultsError:
         raise
     except ZooError:
@@ -321,14 +310,18 @@ class _Timer:
 
     Attributes:
         busy: Whether other processes had the CPU in one of the timings.
+        of_one: {engine: milliseconds of one sample}.
+        of_many: {engine: milliseconds of many rows}, for fast engines.
     """
 
     def __init__(self, quick: bool) -> None:
         self._repeats = {"repeats": QUICK_REPEATS} if quick else {}
         self.busy = False
+        self.of_one: dict[str, Times] = {}
+        self.of_many: dict[str, Times] = {}
 
-    def __call__(self, sessions: Sequence[Runnable], batch: Batch) -> tuple[float, float]:
-        """Returns the milliseconds of a batch in float and in int8."""
+    def __call__(self, sessions: Sequence[Runnable], batch: Batch) -> Times:
+        """Times a batch."""
         was_busy = watch_cpu()
         exact, ms = measure(sessions, batch, **self._repeats)
         if exact < SLOWER * ms:  # another process may have disturbed the timing
@@ -336,6 +329,12 @@ class _Timer:
             exact, ms = max((exact, ms), tuple(again), key=lambda pair: pair[0] / pair[1])
         self.busy |= was_busy()
         return exact, ms
+
+    def add(self, engine: str, times: Times, sessions: Sequence[Runnable], many: Batch | None) -> None:
+        """Records the times of one sample in an engine, and times many rows there if they are short."""
+        self.of_one[engine] = times
+        if many and times[0] < QUICK:
+            self.of_many[engine] = self(sessions, many)
 
 
 def _slower(summary: dict[str, Any]) -> str:
