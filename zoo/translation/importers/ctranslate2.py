@@ -352,6 +352,12 @@ class _Reader(ModelReader):
             state["source_embedding.weight"] = numbered[0].table(source)
         if not model_config.tied_output:
             state["output_weight"] = numbered[1].table(output)
+        state |= self._layer_state(model_config)
+        return model_config, state, numbered, "" if zero else start
+
+    def _layer_state(self, model_config: ModelConfig) -> dict[str, Array]:
+        """Returns the weights of the layers and norms."""
+        width, state = model_config.width, dict[str, Array]()
 
         def norm(parameter: str, stored: str) -> None:
             state[f"{parameter}.weight"] = self._array(f"{stored}/gamma", width)
@@ -390,7 +396,7 @@ class _Reader(ModelReader):
                 norm(f"{other}_norm", f"{side}/layernorm_embedding")
             if model_config.final_norm:
                 norm(f"{side}_norm", f"{side}/layer_norm")
-        return model_config, state, numbered, "" if zero else start
+        return state
 
     def _positions(self, side: str, width: int) -> Array:
         """Returns position encodings [tokens, width]; without them sinusoids from the second position on."""
