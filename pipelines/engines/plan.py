@@ -171,7 +171,7 @@ def _file_of(candidates: Sequence[Candidate], timing: Mapping[str, Any]) -> Path
 def open_plan(path: str | Path, opener: Opener) -> PlannedSession:
     """Opens a plan file.
 
-    If the CPU, cores, a library version or the model changed, it logs a warning and builds the plan anew, timed on
+    If the CPU, cores, a library version or the model changed, it logs a warning and rebuilds the plan, timed on
     zeros. If the file cannot be written, the new plan is used but not kept.
 
     Args:
@@ -182,7 +182,7 @@ def open_plan(path: str | Path, opener: Opener) -> PlannedSession:
         The session.
 
     Raises:
-        RequestError: The file is no plan, or it must be built anew and its model is missing.
+        RequestError: The file is no plan, or it must be rebuilt and its model is missing.
     """
     path = Path(path)
     plan = read_plan(path)
@@ -327,7 +327,7 @@ class PlannedSession(Asynchronous):
                 blob = archive.read(_member(profile))
         except Exception as error:  # zipfile and zlib raise their own kinds
             raise RequestError(
-                f"cannot read {_member(profile)} in {self.path} ({one_line(error)}); plan anew"
+                f"cannot read {_member(profile)} in {self.path} ({one_line(error)}); run: zoo plan MODEL -o {self.path}"
             ) from error
         if profile["engine"] == "onnxruntime":
             return _Optimized(self.path, threads, blob)
@@ -425,13 +425,13 @@ def _compiled(session: Session, batch: Batch) -> bytes:
 
 
 def _rebuild(path: Path, plan: Mapping[str, Any], opener: Opener) -> tuple[dict[str, Any], Path]:
-    """A plan built anew from the same candidates, and where it lies."""
+    """A plan rebuilt from the same candidates, and its path."""
     candidates = [
         Candidate(entry["engine"], entry["precision"], path.parent / entry["path"]) for entry in plan["candidates"]
     ]
     if missing := [candidate.path for candidate in candidates if not candidate.path.is_file()]:
         raise RequestError(
-            f"{path} must be built anew here, and its model is not at {missing[0]}; run: zoo plan MODEL -o {path}"
+            f"{path} must be rebuilt here, but its model is not at {missing[0]}; run: zoo plan MODEL -o {path}"
         )
     batches = [{name: np.zeros(shape, dtype) for name, (dtype, shape) in ports.items()} for ports in plan["inputs"]]
     try:

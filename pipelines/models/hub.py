@@ -253,7 +253,7 @@ class Hub:
         names = self.names()
         all_names = ", ".join(names) or "none"
         if not os.path.isfile(name):  # noqa: PTH113 (pathlib's raises for a name too long)
-            return RequestError(f"no model {name!r}; {nearest(name, names)}known: {all_names}")
+            return RequestError(f"no model {name!r}; {nearest(name, names)}choose one of: {all_names}")
         commands = "; an ONNX file goes to zoo run, serve, quantize, tune, benchmark, plan, info"
         message = f"found the file {name}, expected a model folder, or one of: {all_names}"
         return RequestError(message + (commands if disk.is_onnx(name) else ""))

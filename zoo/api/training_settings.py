@@ -54,6 +54,8 @@ def configured(family: str, defaults: Any, settings: Mapping[str, str]) -> Any:
     values = {field.name: getattr(defaults, field.name) for field in dataclasses.fields(defaults)}
     if "qat" in settings and "qat" not in values:
         raise RequestError(f"{family} has no quantization-aware training (--qat); these families do: {_qat_families()}")
+    if "columns" in settings and "columns" not in values:
+        raise RequestError(f"--column requires a text encoder, found the family {family}; leave it out")
     if unknown := [name for name in settings if name not in values]:
         raise RequestError(f"{family} has no training setting {', '.join(unknown)}; choose among {', '.join(values)}")
     return dataclasses.replace(defaults, **{name: convert(name, text, values[name]) for name, text in settings.items()})

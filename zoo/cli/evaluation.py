@@ -12,10 +12,10 @@ from zoo.cli.options import (
     Words,
     as_json,
     batch_size,
-    columns,
     combined,
     engine,
     engines,
+    evaluated_columns,
     on_error,
     preprocess,
     threads,
@@ -52,7 +52,7 @@ REPEATS = 5  # permutations of a column, by default
 @click.option(
     "--repeats", type=click.IntRange(1), default=None, help="With --importance: permutations of a column. [default: 5]"
 )
-@combined(columns, engine, threads, batch_size, on_error, as_json)
+@combined(evaluated_columns, engine, threads, batch_size, on_error, as_json)
 def evaluate(
     model: str, data: tuple[str, ...], as_json: bool, importance: bool, repeats: int | None, **options: Any
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 import zoo
-from zoo.cli.options import Duration, as_json, batch_size, combined, engine, network, precision, threads
+from zoo.cli.options import Duration, as_json, batch_size, combined, engine, network, precision, run_threads, threads
 from zoo.cli.output import emit, show, tree
 
 logger = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ class InputPath(str):
 @click.option(
     "--check", is_flag=True, help="Check that all shards in the folder MODEL are complete, and print their totals."
 )
-@combined(network, precision, engine, threads, batch_size, as_json)
+@combined(network, precision, engine, run_threads, batch_size, as_json)
 def run(model: str, inputs: tuple[str, ...], output: str, as_json: bool, **options: Any) -> None:
     """Run MODEL on raw INPUT: files of rows or sentences, or images and folders.
 

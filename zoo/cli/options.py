@@ -207,17 +207,16 @@ isa = click.option(
     help="Fastest instruction set that the native kernels may use, such as avx512, avx_vnni or avx2; "
     "`zoo doctor` lists them. [default: $ZOO_ISA, else any]",
 )
-threads = combined(
-    click.option(
-        "--threads",
-        type=Threads(),
-        default=1,
-        show_default=True,
-        help="Number of intra-op threads, or auto: one for each (performance) core that the process may use. "
-        "`run` also scores this many blocks concurrently.",
-    ),
-    isa,
-)
+
+
+def _threads(more: str = "") -> Callable[[Function], Function]:
+    """--threads and --isa, with `more` in the help of --threads."""
+    text = f"Number of intra-op threads, or auto: one for each (performance) core that the process may use.{more}"
+    return combined(click.option("--threads", type=Threads(), default=1, show_default=True, help=text), isa)
+
+
+threads = _threads()
+run_threads = _threads(" Also the number of blocks of input that are computed concurrently.")
 batch_size = click.option(
     "--batch-size",
     type=int,
@@ -231,14 +230,16 @@ on_error = click.option(
     show_default=True,
     help="raise: stop at an invalid row; skip: leave it out and count it.",
 )
-columns = click.option(
-    "--column",
-    "columns",
-    type=Words(),
-    default=(),
-    help="Text encoders: columns of texts and label in a table, e.g. query,text,label. [default: by name] "
-    "Recommenders: the column of the users, for GAUC.",
-)
+
+
+def _columns(more: str = "") -> Callable[[Function], Function]:
+    """--column, with `more` in its help."""
+    text = f"Text encoders: columns of texts and label in a table, e.g. query,text,label. [default: by name]{more}"
+    return click.option("--column", "columns", type=Words(), default=(), help=text)
+
+
+columns = _columns()
+evaluated_columns = _columns(" Recommenders: the column of the users, for GAUC.")
 observer = click.option(
     "--observer",
     default=None,

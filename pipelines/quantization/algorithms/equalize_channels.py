@@ -307,8 +307,7 @@ def scale_channels(model: ir.Model, factors: Mapping[str, Sequence[float] | Floa
         k, group = np.asarray(factor, np.float64), channel_groups.find(nodes[name]) if name in nodes else ""
         if isinstance(group, str) or group.channels != {len(k)} or not (k > 0).all():
             raise RequestError(
-                f"the equalization of {name} does not fit the graph; make the calibration table anew with: zoo "
-                "calibrate"
+                f"the equalization of {name} does not fit the graph; calibrate again with: zoo calibrate"
             )
         _scale(model.graph, group, [Reader.of(node, []) for node in group.readers], k)
 

@@ -104,9 +104,7 @@ def smooth_channels(model: ir.Model, factors: Mapping[str, Sequence[float] | Flo
     for name, scaling in factors.items():
         k, (x, nodes) = np.asarray(scaling, np.float32), values.get(name, (None, []))
         if x is None or not (k > 0).all() or {outputs_first(node).shape[1] for node in nodes} != {len(k)}:
-            raise RequestError(
-                f"the smoothing of {name} does not fit the graph; make the calibration table anew with: zoo calibrate"
-            )
+            raise RequestError(f"the smoothing of {name} does not fit the graph; calibrate again with: zoo calibrate")
         # the same names whenever it is done, for the table has the range of the result
         factor = edit.initializer(model.graph, f"{name}.smoothing", k)
         mul = edit.node("Mul", [x, factor], f"{name}.smoothed", dtype=ir.DataType.FLOAT)

@@ -133,9 +133,7 @@ def split_channels(model: ir.Model, splits: Mapping[str, Sequence[int]]) -> None
         readers, nodes, values = blocks.get(name, ([], [], {}))
         width = outputs_first(readers[0]).shape[1] if readers else 0
         if not all(isinstance(channel, int) and 0 <= channel < width for channel in copies):
-            raise RequestError(
-                f"the splitting of {name} does not fit the graph; make the calibration table anew with: zoo calibrate"
-            )
+            raise RequestError(f"the splitting of {name} does not fit the graph; calibrate again with: zoo calibrate")
         index = np.concatenate([np.arange(width), np.asarray(copies, np.int64)])
         for node in nodes:
             for position, value in enumerate(node.inputs):

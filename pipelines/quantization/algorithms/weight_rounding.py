@@ -100,7 +100,7 @@ def apply(graph: ir.Graph, roundings: Mapping[str, str]) -> None:
             changes = decode_rounding(text, weights.integers.size)
         except (ValueError, zlib.error) as error:
             raise RequestError(
-                f"the rounding of {node.name} is broken ({error}); make the calibration table anew with: zoo calibrate"
+                f"the rounding of {node.name} is broken ({error}); calibrate again with: zoo calibrate"
             ) from error
         if changes is not None:
             better = weights.integers.astype(np.int16) + changes.reshape(weights.integers.shape)

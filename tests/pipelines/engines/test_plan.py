@@ -383,7 +383,7 @@ def test_a_plan_of_another_machine_without_its_model(planned):
     output, _ = planned
     rewrite_plan(output, machine="another")
     (output.parent / "m.onnx").unlink()
-    with pytest.raises(RequestError, match=r"must be built anew here, and its model is not at .*m.onnx; run: zoo plan"):
+    with pytest.raises(RequestError, match=r"must be rebuilt here, but its model is not at .*m.onnx; run: zoo plan"):
         catalog.load(output)
 
 
@@ -458,7 +458,7 @@ def test_a_plan_without_its_compiled_models(planned):
     output, built = planned
     with zipfile.ZipFile(output, "w") as archive:
         archive.writestr(plan.CONTENTS, json.dumps(built))
-    with pytest.raises(RequestError, match="plan anew"):
+    with pytest.raises(RequestError, match="run: zoo plan"):
         load(output).run(FEEDS)
 
 

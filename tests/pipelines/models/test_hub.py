@@ -189,7 +189,8 @@ def test_hub_finds_models(shipped):
     assert catalogue.names() == ["mobilenet", "resnet50", "wide-deep"]
     assert catalogue.card("resnet50").name == "resnet50"
     with pytest.raises(
-        RequestError, match=r"no model 'resnet-5O'; did you mean 'resnet50'\? known: mobilenet, resnet50, wide-deep"
+        RequestError,
+        match=r"no model 'resnet-5O'; did you mean 'resnet50'\? choose one of: mobilenet, resnet50, wide-deep",
     ):
         catalogue.card("resnet-5O")
     with pytest.raises(RequestError, match=r"no model '\.\./shipped/resnet50'"):

@@ -295,7 +295,7 @@ def test_a_reranker_with_another_activation_is_refused_by_its_name(tmp_path, whe
         (folder / "config.json").write_text(json.dumps({**config, where: name}))
     else:
         text_models.prompted(folder, activation_fn=name)
-    with pytest.raises(RequestError, match=f"its scores go through {name}; known are Identity and Sigmoid"):
+    with pytest.raises(RequestError, match=f"its scores go through {name}; supported: Identity, Sigmoid"):
         zoo.import_model(folder, tmp_path / "ours")
 
 
@@ -517,7 +517,7 @@ def test_a_folder_that_says_nothing_of_length_is_told_it(tmp_path):
 @pytest.mark.parametrize(
     ("config", "why"),
     [
-        ({"model_type": "other", "architectures": ["OtherModel"]}, "other has unsupported parts; known are bert"),
+        ({"model_type": "other", "architectures": ["OtherModel"]}, "other has unsupported parts; supported: bert"),
         ({"model_type": "bart", "architectures": ["BartForSequenceClassification"]}, "there is no model.safetensors"),
     ],
 )

@@ -114,7 +114,7 @@ def _activation(config: Mapping[str, Any], settings: Mapping[str, Any], labels: 
         return SIGMOID if labels == 1 else IDENTITY
     kind = name.rpartition(".")[2].lower()
     if kind not in (IDENTITY, SIGMOID):
-        raise RequestError(f"its scores go through {name}; known are Identity and Sigmoid")
+        raise RequestError(f"its scores go through {name}; supported: Identity, Sigmoid")
     return kind
 
 

@@ -73,7 +73,7 @@ def function_to_apply(config: Mapping[str, Any]) -> str:
     if problem is None:
         return SIGMOID if len(label_names(config)) == 1 else SOFTMAX
     if problem not in PROBLEMS:
-        raise RequestError(f"its problem_type is {problem!r:.60}; known are {', '.join(PROBLEMS)}")
+        raise RequestError(f"its problem_type is {problem!r:.60}; supported: {', '.join(PROBLEMS)}")
     return SIGMOID if problem != "regression" and len(label_names(config)) == 1 else PROBLEMS[problem]
 
 

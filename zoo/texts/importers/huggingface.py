@@ -216,7 +216,7 @@ def read_features(
     kind = str(config["model_type"])
     if kind not in MODEL_TYPES:
         named = f"found {name}: " if (name := _architecture(config)) else ""
-        raise RequestError(f"{named}{kind} has unsupported parts; known are {', '.join(MODEL_TYPES)}")
+        raise RequestError(f"{named}{kind} has unsupported parts; supported: {', '.join(MODEL_TYPES)}")
     if head is None:
         _require_encoder(path, config, pooling)
     elif (name := _architecture(config)) and not head.accepts(path, name):

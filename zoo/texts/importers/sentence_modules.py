@@ -160,7 +160,7 @@ def read_embedding(path: Path, modules: list[tuple[str, str]], option: str, has_
     kinds = kinds[is_static:]
     supported = ("Pooling", *AFTER_POOLING)
     if unknown := [kind for kind in kinds if kind not in supported]:
-        raise RequestError(f"its module {unknown[0]} is not supported; known are Transformer, {', '.join(supported)}")
+        raise RequestError(f"its module {unknown[0]} is not supported; supported: Transformer, {', '.join(supported)}")
     order = [supported.index(kind) for kind in kinds]
     if order != sorted(order):
         after, before = next((supported[b], supported[a]) for a, b in itertools.pairwise(order) if a > b)

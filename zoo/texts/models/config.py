@@ -287,7 +287,7 @@ class ModelConfig:
         is_late = self.pooling == LATE and self.labels > 0
         if self.activation not in ACTIVATIONS or not (is_late or set(self.poolings) <= set(POOLINGS)):
             raise RequestError(
-                f"a network has the activation {self.activation} and the pooling {self.pooling}; known are "
+                f"a network has the activation {self.activation} and the pooling {self.pooling}; supported: "
                 f"{', '.join(ACTIVATIONS)} and {', '.join(POOLINGS)}"
             )
         if not 0 <= self.first_position < self.positions:
@@ -299,7 +299,7 @@ class ModelConfig:
         norm, rotary = self.norm, self.rotary
         if norm.kind not in NORMS or norm.place not in PLACES:
             raise RequestError(
-                f"a network has the norm {norm.kind}, {norm.place}; known are {', '.join(NORMS)} and "
+                f"a network has the norm {norm.kind}, {norm.place}; supported: {', '.join(NORMS)} and "
                 f"{', '.join(PLACES)}"
             )
         if self.heads % self.key_heads:
@@ -333,7 +333,7 @@ class ModelConfig:
             if dense.activation not in DENSE_ACTIVATIONS or not 0 < dense.outputs <= MAX_SIZE:
                 raise RequestError(
                     f"a network has a Dense layer of {dense.outputs} outputs and the activation {dense.activation}; "
-                    f"known are {', '.join(DENSE_ACTIVATIONS)}"
+                    f"supported: {', '.join(DENSE_ACTIVATIONS)}"
                 )
         if self.truncate_dim > self.pooled_size:
             raise RequestError(

@@ -68,7 +68,7 @@ class Transformer(LazyModule):
             RequestError: `arch` is unknown.
         """
         if arch not in cls.architectures:
-            raise RequestError(f"no Transformer {arch!r}; known: {', '.join(cls.architectures)}")
+            raise RequestError(f"no Transformer {arch!r}; choose one of {', '.join(cls.architectures)}")
         return cls(cls.architectures[arch], vocabulary, pre_norm=pre_norm, dropout=dropout)
 
     def __init__(

@@ -54,7 +54,7 @@ def freeze(
         ) from error
     readers = {"torch": read_torch, **(formats or {})}
     if kind not in readers:
-        raise RequestError(f"{folder / CARD}: weights are in the format {kind!r}; known: {', '.join(readers)}")
+        raise RequestError(f"{folder / CARD}: weights are in the format {kind!r}; supported: {', '.join(readers)}")
     fill(model, _read(readers[kind], file), file)
     exported = export(model, preprocess)
     path = io.save(exported, folder / "fp32.onnx")

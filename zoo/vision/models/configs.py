@@ -23,7 +23,7 @@ def config_of(arch: str, width: float, configs: Mapping[str, Config], title: str
         RequestError: `arch` is unknown, or `width` is not 1.
     """
     if arch not in configs:
-        raise RequestError(f"no {title} {arch!r}; known: {', '.join(configs)}")
+        raise RequestError(f"no {title} {arch!r}; choose one of {', '.join(configs)}")
     if width != 1:
         raise RequestError(f"found the width {width:g} for {arch}, expected 1; leave it out")
     return configs[arch]

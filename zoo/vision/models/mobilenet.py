@@ -55,7 +55,7 @@ def build(arch: str, classes: int, width: float = 1.0) -> nn.Module:
         RequestError: `arch` is unknown, or `width` is not positive.
     """
     if arch not in ARCHITECTURES:
-        raise RequestError(f"no MobileNet {arch!r}; known: {', '.join(ARCHITECTURES)}")
+        raise RequestError(f"no MobileNet {arch!r}; choose one of {', '.join(ARCHITECTURES)}")
     if not (math.isfinite(width) and width > 0):
         raise RequestError(f"width is {width!r}; expected a positive number")
     return (

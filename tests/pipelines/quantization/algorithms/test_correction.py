@@ -326,7 +326,7 @@ def test_corrections_by_another_recipe_are_left_out_with_a_word(normal, caplog):
 
 @pytest.mark.parametrize("factors", [{"z": (1.0,) * 8}, {"r": (1.0,) * 8}, {"a": (1.0,) * 7}, {"a": (0.0,) * 8}])
 def test_an_equalization_that_does_not_fit(normal, factors):
-    with pytest.raises(RequestError, match="does not fit the graph; make the calibration table anew"):
+    with pytest.raises(RequestError, match="does not fit the graph; calibrate again"):
         scale_channels(unequal(normal, 1)[0], factors)
 
 

@@ -412,5 +412,5 @@ def test_a_search_equalizes_linear_layers_and_its_table_belongs_to_the_graph(nor
 
 @pytest.mark.parametrize("factors", [{"y": (1.0,) * 24}, {"h": (1.0,) * 15}, {"h": (0.0,) * 16}, {"x": (1.0,) * 16}])
 def test_factors_that_do_not_fit_linear_layers_are_refused(normal, factors):
-    with pytest.raises(RequestError, match="does not fit the graph; make the calibration table anew"):
+    with pytest.raises(RequestError, match="does not fit the graph; calibrate again"):
         scale_channels(norm(normal), factors)

@@ -69,7 +69,7 @@ def test_presets_have_the_published_sizes():
     assert sizes["base"] == pytest.approx(60.5e6, rel=0.01)  # 65 M with the 37,000 pieces of Vaswani et al. 2017
     assert sizes["big"] == pytest.approx(209e6, rel=0.01)  # 213 M
     assert sizes["deep-shallow"] > sizes["tiny"]
-    with pytest.raises(RequestError, match=r"'huge'; known: tiny, base, big, deep-shallow"):
+    with pytest.raises(RequestError, match=r"'huge'; choose one of tiny, base, big, deep-shallow"):
         models.Transformer.of("huge", WORDS)
 
 

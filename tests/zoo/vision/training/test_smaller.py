@@ -161,6 +161,7 @@ def test_features_and_flow_are_learned_through_adapters(start, pictures):
         ({"prune": "1.5x", "settings": {"teacher": "wide-deep-criteo"}}, "teacher wide-deep-criteo of the task"),
         ({"prune": "1.5x", "settings": {"teacher": "mobilenet-v1-cifar10"}}, "of 10 classes"),
         ({"prune": "1.5x", "settings": {"nonsense": "1"}}, "no training setting nonsense"),
+        ({"settings": {"columns": "a,b"}}, "--column requires a text encoder, found the family"),
         ({"drop": 0.1}, "--drop requires"),
     ],
 )

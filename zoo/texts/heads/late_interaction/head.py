@@ -76,7 +76,7 @@ class LateInteraction(Head):
             if kind == "Dense":
                 layers.append(_dense(path / folder))
             elif kind not in ("Transformer", MASK_MODULE, NORMALIZE):
-                raise RequestError(f"its module {kind} is not supported; known are Transformer, Dense, {MASK_MODULE}")
+                raise RequestError(f"its module {kind} is not supported; supported: Transformer, Dense, {MASK_MODULE}")
         return {"dense": tuple(layers)}
 
     def features(self, path: Path, network: Path, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -62,7 +62,7 @@ class ConfigFile:
         """
         name = str(self.get(*keys, default=default))
         if name not in ACTIVATIONS:
-            raise RequestError(f"its activation is {name}; known are {', '.join(ACTIVATIONS)}")
+            raise RequestError(f"its activation is {name}; supported: {', '.join(ACTIVATIONS)}")
         return ACTIVATIONS[name]
 
     def require(self, key: str, *expected: Any) -> None:
@@ -159,7 +159,7 @@ def _scaling(parameters: Mapping[str, Any]) -> str:
         return ""
     if kind not in SCALINGS:
         names = ", ".join(filter(None, (*SCALINGS, "dynamic")))
-        raise RequestError(f"its rotary positions are scaled by {kind}; known are {names}")
+        raise RequestError(f"its rotary positions are scaled by {kind}; supported: {names}")
     return kind
 
 
