@@ -194,17 +194,7 @@ class _Search:
             self.engine = head["engine"]
             self.float_ms = head["float_ms"]
             for line in lines:
-                if "order" in line:
-                    self.orders[line["on"]] = line["order"]
-                elif "layer" in line:
-                    self.probes[f"{line['on']} {line['layer']}"] = line["sqnr_db"]
-                elif "structure" in line:
-                    self.latencies[line["structure"]] = line["milliseconds"]
-                elif "equalization" in line:
-                    factors = {name: tuple(values) for name, values in line["equalization"].items()}
-                    self.maker.searched = line["clip"], factors
-                else:
-                    self.trials[Settings.from_json(line["settings"])] = line
+                self._restore(line)
             self.fp32 = self._open(self.float_path, self.engine)
             text = "".join(json.dumps(line) + "\n" for line in (head, *lines))  # the last line may have been cut off
             files.write_text(self.log, text)
@@ -218,6 +208,20 @@ class _Search:
         if self.engine not in self.float_ms:
             (self.float_ms[self.engine],) = measure([self.fp32], self.metric.example)
         files.write_text(self.log, json.dumps({**subject, "engine": self.engine, "float_ms": self.float_ms}) + "\n")
+
+    def _restore(self, line: dict[str, Any]) -> None:
+        """Takes over a line of the log of an earlier run."""
+        if "order" in line:
+            self.orders[line["on"]] = line["order"]
+        elif "layer" in line:
+            self.probes[f"{line['on']} {line['layer']}"] = line["sqnr_db"]
+        elif "structure" in line:
+            self.latencies[line["structure"]] = line["milliseconds"]
+        elif "equalization" in line:
+            factors = {name: tuple(values) for name, values in line["equalization"].items()}
+            self.maker.searched = line["clip"], factors
+        else:
+            self.trials[Settings.from_json(line["settings"])] = line
 
     def _open(self, path: Path, engine: str) -> Runnable:
         return self.opener(path, engine, self.threads)

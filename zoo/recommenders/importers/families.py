@@ -38,6 +38,12 @@ FAMILY_OPERATORS = {  # the operators of the families
     *("ReduceMax", "Sigmoid", "Max", "Sqrt", "Div", "Transpose", "Identity", "PRelu", "LeakyRelu", "Tanh", "Softmax"),
     *("Einsum", "Split", "Squeeze", "Unsqueeze", "Equal", "Not", "Cast", "LayerNormalization", "Pad"),
 }
+BY_EXPRESSION: tuple[tuple[type[Expression], str, str], ...] = (  # families with an operator of their own
+    (TargetAttention, "din", "its history is weighted by a network on every item and the target"),
+    (TransformedTarget, "bst", "its history and target pass a transformer layer"),
+    (FieldAttention, "autoint", "its fields attend to each other"),
+    (Dots, "dlrm", "its embeddings are multiplied with each other, every one with every other"),
+)
 
 
 def family_of(model: ir.Model, features: Features) -> tuple[str, str, Features]:
@@ -78,22 +84,17 @@ def family_of(model: ir.Model, features: Features) -> tuple[str, str, Features]:
             features = _with_towers(model, features, reader, [product.x, product.y])
             return "two-tower", "its result is the dot product of two networks that read different columns", features
         return "finalmlp", "it joins two networks by a bilinear form", features
-    elif TargetAttention in by_type:
-        return "din", "its history is weighted by a network on every item and the target", features
-    elif TransformedTarget in by_type:
-        return "bst", "its history and target pass a transformer layer", features
-    elif FieldAttention in by_type:
-        return "autoint", "its fields attend to each other", features
-    elif Dots in by_type:
-        return "dlrm", "its embeddings are multiplied with each other, every one with every other", features
-    elif Crossed in by_type:
+    for kind, family, reason in BY_EXPRESSION:
+        if kind in by_type:
+            return family, reason, features
+    if Crossed in by_type:
         _name_output(model, terms)
         if SigmoidGated in by_type:
             return "gdcn", "it has cross layers with gates: x0 times a linear layer of x times a sigmoid", features
         return "dcn-v2", "it has cross layers: x0 times a linear layer of x", features
-    elif Factorization in by_type:
+    if Factorization in by_type:
         return "deepfm", "it has a factorization machine: the square of a sum less the sum of squares", features
-    elif any(deep) and not all(deep):
+    if any(deep) and not all(deep):
         return "wide-deep", "it has a linear part beside a network of embeddings", features
     return (
         GENERIC,

@@ -88,23 +88,9 @@ class SearchOption:
             if value in self.choices:
                 return value
         elif self.kind is str:
-            if isinstance(value, Path) and self.is_file:
-                value = self._read(value)
-            if isinstance(value, str) and not self.is_file:
-                return value
-            if self.many == "map" and isinstance(value, Mapping):
-                texts = [text for pair in value.items() for text in pair]
-                if all(isinstance(text, str) for text in texts):
-                    self._require_texts(texts)
-                    return dict(value)
-            if (
-                self.many in ("list", "each")
-                and isinstance(value, list | tuple)
-                and all(isinstance(text, str) for text in value)
-            ):
-                if self.many == "list":
-                    self._require_texts(value)
-                return tuple(value)
+            value = self._read(value) if isinstance(value, Path) and self.is_file else value
+            if (texts := self._texts(value)) is not None:
+                return texts
         elif isinstance(value, NUMBERS[self.kind]) and not isinstance(value, bool):
             number: Any = self.kind(value)  # type: ignore[call-overload]
             if (
@@ -114,6 +100,23 @@ class SearchOption:
             ):
                 return number
         raise RequestError(f"found {self.flag} {value!r:.60}; expected {self.expected}")
+
+    def _texts(self, value: Any) -> Any:
+        """Returns a text, a tuple of texts or a dict of texts that was checked; None for values of other kinds."""
+        if isinstance(value, str) and not self.is_file:
+            return value
+        if self.many == "map" and isinstance(value, Mapping):
+            texts = [text for pair in value.items() for text in pair]
+            if all(isinstance(text, str) for text in texts):
+                self._require_texts(texts)
+                return dict(value)
+        if self.many in ("list", "each") and isinstance(value, list | tuple):
+            if not all(isinstance(text, str) for text in value):
+                return None
+            if self.many == "list":
+                self._require_texts(value)
+            return tuple(value)
+        return None
 
     def parsed(self, text: str) -> Any:
         """Returns the value of a text, such as of a query; of no number the text itself, which is refused.

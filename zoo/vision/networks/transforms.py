@@ -298,32 +298,8 @@ def _timm(value: Mapping[str, Any]) -> ImageTransform:
 
 def _transformers(value: Mapping[str, Any]) -> ImageTransform:
     """Reads an image processor's configuration, of any version."""
-    size, crop, share = value.get("size"), value.get("crop_size"), value.get("crop_pct")
     kind = str(value.get("image_processor_type") or value.get("feature_extractor_type") or "")
-    center_crop = bool(value.get("do_center_crop"))
-    resize: tuple[int, ...]
-    multiple = 16 if kind.startswith("Yolos") else 1
-    if not value.get("do_resize", True):
-        fit, resize, sides = AS_IS, (), (0, 0)
-    elif isinstance(size, int) or (isinstance(size, Mapping) and {*size} == {"shortest_edge"}):
-        edge = int(size["shortest_edge"] if isinstance(size, Mapping) else size)
-        if share and edge < 384:  # ConvNeXt
-            fit, resize, sides = CROP, (int(edge / share),), (edge, edge)
-        elif center_crop:
-            short = int(256 / 224 * edge) if kind.startswith("Levit") else edge
-            fit, resize, sides = CROP, (short,), _sides(crop or edge)
-        elif isinstance(size, int) and "max_size" in value:
-            fit, resize, sides = SHORTEST_EDGE, (edge, int(value["max_size"]), multiple), (0, 0)
-        elif isinstance(size, int) or share:
-            fit, resize, sides = STRETCH, (), (edge, edge)
-        else:
-            fit, resize, sides = SHORTEST_EDGE, (edge, 0, multiple), (0, 0)
-    elif isinstance(size, Mapping) and "shortest_edge" in size:
-        fit, resize, sides = SHORTEST_EDGE, (int(size["shortest_edge"]), int(size["longest_edge"]), multiple), (0, 0)
-    else:
-        fit, resize, sides = STRETCH, (), _sides(size)
-        if center_crop:
-            fit, resize, sides = CROP, sides, _sides(crop or size)
+    fit, resize, sides = _resizing(value, kind)
     scale = float(value.get("rescale_factor", PIXEL)) if value.get("do_rescale", True) else 1.0
     normalizes = value.get("do_normalize", "image_mean" in value and not kind.startswith("MobileViT"))
     mean = _three(value["image_mean"]) if normalizes and value.get("image_mean") else (0.0, 0.0, 0.0)
@@ -343,6 +319,29 @@ def _transformers(value: Mapping[str, Any]) -> ImageTransform:
         std,
         CHANNELS[1] if flips else CHANNELS[0],
     )
+
+
+def _resizing(value: Mapping[str, Any], kind: str) -> tuple[str, tuple[int, ...], tuple[int, int]]:
+    """Returns `fit`, `resize` and `size` of the `ImageTransform` of an image processor of a kind."""
+    size, crop, share = value.get("size"), value.get("crop_size"), value.get("crop_pct")
+    center_crop, multiple = bool(value.get("do_center_crop")), 16 if kind.startswith("Yolos") else 1
+    if not value.get("do_resize", True):
+        return AS_IS, (), (0, 0)
+    if isinstance(size, Mapping) and "shortest_edge" in size and len(size) > 1:
+        return SHORTEST_EDGE, (int(size["shortest_edge"]), int(size["longest_edge"]), multiple), (0, 0)
+    if not isinstance(size, int) and not (isinstance(size, Mapping) and "shortest_edge" in size):
+        return (CROP, _sides(size), _sides(crop or size)) if center_crop else (STRETCH, (), _sides(size))
+    edge = int(size["shortest_edge"] if isinstance(size, Mapping) else size)
+    if share and edge < 384:  # ConvNeXt
+        return CROP, (int(edge / share),), (edge, edge)
+    if center_crop:
+        short = int(256 / 224 * edge) if kind.startswith("Levit") else edge
+        return CROP, (short,), _sides(crop or edge)
+    if isinstance(size, int) and "max_size" in value:
+        return SHORTEST_EDGE, (edge, int(value["max_size"]), multiple), (0, 0)
+    if isinstance(size, int) or share:
+        return STRETCH, (), (edge, edge)
+    return SHORTEST_EDGE, (edge, 0, multiple), (0, 0)
 
 
 def _sides(size: Any) -> tuple[int, int]:
