@@ -190,7 +190,7 @@ def test_wrong_values_are_one_line(options, says):
 def test_what_a_model_cannot_do_is_refused(opened, texts, tmp_path):
     for options, says in (
         ({"target_prefix": ["a"]}, "found 1 texts of target-prefix for 12 sentences"),
-        ({"target_prefix": "\u4f60\u597d"}, "cannot write '\u4f60\u597d'"),
+        ({"target_prefix": "\u4f60\u597d"}, "found '\u4f60\u597d', which the target vocabulary cannot write"),
         ({"target_prefix": texts[0], "max_tokens": 2}, "expected fewer than the 2 of a translation"),
         ({"bad_words": ["\u4f60"]}, "cannot write"),
         ({"bad_words": tmp_path / "none.txt"}, "found no file"),

@@ -186,7 +186,7 @@ def test_an_index_of_faiss_finds_the_same_items(models, log, tmp_path):
     np.testing.assert_allclose([hit[2] for hit in results[0]], [hit[2] for hit in results[1]], atol=0.02)
     with pytest.raises(RequestError, match="faiss makes no index 'WRONG'"):
         zoo.run(models["two-tower"], [str(log)], tmp_path / "x.csv", items=str(log), faiss="WRONG")
-    with pytest.raises(RequestError, match="without items"):
+    with pytest.raises(RequestError, match="without a file of items"):
         zoo.run(models["two-tower"], [str(log)], tmp_path / "x.csv", faiss="Flat")
 
 
