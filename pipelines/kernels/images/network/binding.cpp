@@ -246,6 +246,7 @@ void bind_image_network(nb::module_ &module) {
              "x"_a, "out"_a, "epsilon"_a)
         .def("gathering", gathering, "x"_a, "out"_a, "places"_a, "added"_a.none())
         .def("attention", attention, "x"_a, "keys"_a, "out"_a, "heads"_a, "size"_a, "windows"_a, "bias"_a.none())
+        .def("matrix_product", &BoundNetwork::matrix_product, "a"_a, "b"_a, "out"_a, "groups"_a)
         .def("channel_scale", channel_scale, "x"_a, "out"_a, "gain"_a, "bias"_a)
         .def("activation", activation, "x"_a, "out"_a, "kind"_a)
         .def("layer_norm", layer_norm, "x"_a, "out"_a, "gain"_a, "bias"_a.none(), "epsilon"_a)

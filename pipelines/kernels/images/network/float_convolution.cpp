@@ -1,5 +1,7 @@
 // Convolutions of float32 tensors: images/steps/convolution.py.
 #include <algorithm>
+#include <limits>
+#include <numeric>
 
 #include "images/network/network.h"
 
@@ -84,6 +86,42 @@ void Network::float_convolution(int64_t x, Operand out, const FloatConvolutionSh
         }
     });
     steps_.back().by_row = c.weight[1] == 1 && c.strides[0] == 1 && height == layout(x).height;
+}
+
+void Network::matrix_product(int64_t a, int64_t b, int64_t out, int64_t groups) {
+    const Tensor &from = layout(checked(a, true, true)), &factors = layout(checked(b, true, true)), &to = layout(checked(out, false, true));
+    const int64_t inputs = from.channels, pixel = round_up(to.channels, kPanel);
+    require(groups >= 1 && pixels_in(a) % groups == 0 && pixels_in(b) == groups * inputs && factors.channels == to.channels, "a product");
+    require(to.height == from.height && to.width == from.width, "a product");
+    for (const int64_t tensor : {a, b, out}) {
+        require(layout(tensor).borders == Sides{}, "a product");
+        tensors_[static_cast<size_t>(tensor)].joined = true;
+    }
+    const int64_t rows = pixels_in(a) / groups;
+    step(out, {a, b}, groups, [=](const Sample &s, int64_t begin, int64_t end) {
+        const auto floats = [&](int64_t tensor) { return reinterpret_cast<float *>(s.pixel(layout(tensor), 0, 0)); };
+        constexpr float kLimit = std::numeric_limits<float>::infinity();
+        std::vector<int64_t> offsets(static_cast<size_t>(inputs));
+        std::iota(offsets.begin(), offsets.end(), 0);
+        const std::vector<float> zeros(static_cast<size_t>(pixel));
+        Buffer<float> weights(inputs * pixel);
+        const FloatConvolution layer{inputs, pixel, offsets.data(), weights.data(), zeros.data(), -kLimit, kLimit};
+        const int64_t pitch = layout(a).pitch / 4, channels = layout(out).channels;
+        for (int64_t g = begin; g < end; ++g) {
+            const float *first = floats(b) + g * inputs * pixel;
+            for (int64_t k = 0; k < inputs; ++k)
+                for (int64_t panel = 0; panel < pixel; panel += kPanel)
+                    std::copy_n(first + k * pixel + panel, kPanel, weights.data() + panel * inputs + k * kPanel);
+            const float *in[kPixels];
+            float *made[kPixels];
+            for (int64_t p = g * rows; p < (g + 1) * rows; p += kPixels) {
+                const int64_t n = std::min(kPixels, (g + 1) * rows - p);
+                for (int64_t i = 0; i < n; ++i) in[i] = floats(a) + (p + i) * pitch, made[i] = floats(out) + (p + i) * pixel;
+                isa_.images->float_convolution(layer, in, made, nullptr, n);
+                for (int64_t i = 0; i < n; ++i) std::fill(made[i] + channels, made[i] + pixel, 0.0f);
+            }
+        }
+    });
 }
 
 void Network::float_depthwise(int64_t x, int64_t out, const float *weight, const float *bias, Pair kernel, int64_t channels, Pair strides,

@@ -122,6 +122,8 @@ class Network {
     // floats with [key | value], then x has queries alone. bias [biased, heads, queries of a window, keys of a window], biased: 1 for all windows
     // alike, or windows; 0: none
     void attention(int64_t x, int64_t keys, Operand out, int64_t heads, int64_t size, int64_t windows, const float *bias, int64_t biased);
+    // Of floats, in each group of pixels: rows of a times rows of b, as many as a has channels
+    void matrix_product(int64_t a, int64_t b, int64_t out, int64_t groups);
     void float_mean(Operand x, Operand out);  // out: floats
     void float_clip(Operand x, Operand out, float low, float high);
     void response_gate(Operand x, Operand out, float epsilon);  // out: floats

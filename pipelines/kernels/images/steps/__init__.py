@@ -24,7 +24,7 @@ from pipelines.kernels.images.steps.layouts import Concatenation, Dequantize, Pi
 from pipelines.kernels.images.steps.pools import AveragePool, GlobalAverage, MaxPool
 from pipelines.kernels.images.steps.sampling import PixelSums, Sampling
 from pipelines.kernels.images.steps.spatial import GroupNormalization, Interpolation, ResponseGate
-from pipelines.kernels.images.steps.tokens import Attention, Gathering
+from pipelines.kernels.images.steps.tokens import Attention, Gathering, MatrixProduct
 
 
 def _concrete(step: Any) -> list[type[Step]]:
@@ -65,6 +65,7 @@ __all__ = [
     "GroupNormalization",
     "Interpolation",
     "Lookup",
+    "MatrixProduct",
     "MaxPool",
     "Normalization",
     "Operand",

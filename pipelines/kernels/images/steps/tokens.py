@@ -10,6 +10,7 @@ import numpy as np
 
 from pipelines.kernels.arrays import Array, require
 from pipelines.kernels.images.steps.base import Packing, Run, Step, fits
+from pipelines.kernels.images.steps.convolution import multiply_add
 from pipelines.kernels.images.steps.floats import Operand, PackedOperand
 from pipelines.kernels.transformer.operations import QuantizedAttention
 from pipelines.kernels.transformer.operations.base import LANES
@@ -84,6 +85,56 @@ class Gathering(Step):
     ) -> None:
         """See `Step`."""
         network.gathering(x=x, out=out, places=places, added=added)
+
+
+@dataclass(frozen=True)
+class MatrixProduct(Step):
+    """Products of two matrices of float32 in each group: pixels are rows, channels are columns.
+
+    A sum begins with 0 and takes the products in order, each by a fused multiply-add, which rounds once:
+
+        y[i, j] = fma(a[i, n], b[n, j], ... fma(a[i, 0], b[0, j], 0))
+
+    Attributes:
+        a: Number of the float tensor of the first factors; its pixels are `groups` of as many.
+        b: Number of the float tensor of the second ones, as many pixels of a group as `a` has channels.
+        out: Number of the float tensor that is written.
+        groups: Number of groups.
+    """
+
+    a: int
+    b: int
+    out: int
+    groups: int = 1
+    method: ClassVar[str] = "matrix_product"
+
+    def check(self, program: ImageProgram, written: set[int]) -> None:
+        """See `Step`."""
+        height, width, inner = program.read(self, self.a, written, floats=True)
+        rows, columns, channels = program.read(self, self.b, written, floats=True)
+        fits(self, self.groups >= 1 and height * width % self.groups == 0 and rows * columns == self.groups * inner)
+        fits(self, program.write(self, self.out, written, floats=True) == (height, width, channels))
+
+    def reads(self) -> tuple[int, ...]:
+        """See `Step`."""
+        return self.a, self.b
+
+    def compute(self, run: Run) -> None:
+        """See `Step`."""
+        a, b = (run.tensors[x].reshape(self.groups, -1, run.tensors[x].shape[2]) for x in (self.a, self.b))
+        total = np.zeros((*a.shape[:2], b.shape[2]), np.float32)
+        for k in range(a.shape[2]):
+            total = multiply_add(a[..., k, None], b[:, k, None], total)
+        run.tensors[self.out] = total.reshape(run.shapes[self.out])
+
+    def packed(self, packing: Packing) -> tuple[Any, ...]:
+        """See `Step`."""
+        return self.a, self.b, self.out, self.groups
+
+    @staticmethod
+    def add_to(network: ImageNetwork, a: int, b: int, out: int, groups: int) -> None:
+        """See `Step`."""
+        network.matrix_product(a=a, b=b, out=out, groups=groups)
 
 
 @dataclass(frozen=True, eq=False)

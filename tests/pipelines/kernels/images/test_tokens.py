@@ -25,6 +25,7 @@ from pipelines.kernels.images.steps import (
     FloatCopy,
     FloatSum,
     Gathering,
+    MatrixProduct,
     Normalization,
     Operand,
     Pixels,
@@ -57,6 +58,52 @@ def test_attention_in_windows(biased: int, size: int) -> None:
     tensors = [(5, 8, wide), (windows, tokens, wide), (windows, tokens, wide), *[narrow] * 3, (21, 1, heads * size)]
     made = program((5, 8, wide), tensors, steps, 21 * heads * size, floats=frozenset({2, 4, 5}))
     same_bits(made, rng.integers(0, 256, (2, 5, 8, wide), dtype=np.uint8))
+
+
+@pytest.mark.parametrize("groups", [1, 6])
+def test_products_of_matrices(groups: int) -> None:
+    """Of few and of many columns, in groups of pixels."""
+    rng, inner, channels = np.random.default_rng(groups), 7, 39
+    a, b = (4, 3, inner), (groups * inner, 1, channels)
+    sizes = [int(np.prod(shape)) for shape in (a, b)]
+    steps: list[Any] = [
+        Pixels(0, (), True, 0.0, 0, 0),
+        Pixels(1, (), True, 0.0, 0, sizes[0]),
+        MatrixProduct(0, 1, 2, groups),
+        Dequantize(2, 1, 0),
+    ]
+    made = program(
+        (sum(sizes),),
+        [a, b, (4, 3, channels)],
+        steps,
+        12 * channels,
+        floats=frozenset({0, 1, 2}),
+        dtype="float32",
+        inputs=(("a", (sizes[0],)), ("b", (sizes[1],))),
+    )
+    same_bits(made, rng.normal(0, 1, (2, sum(sizes))).astype(np.float32))
+
+
+@pytest.mark.parametrize("merged", [True, False])
+def test_linear_attention_is_whole(merged: bool, tmp_path: Path) -> None:
+    """EfficientViT's: keys times values first, without a softmax; a column of ones, or a sum, normalizes."""
+    g = Graph(1)
+    norm = g.quantize(g.add("LayerNormalization", [patches(g), weights(g, CHANNELS), weights(g, CHANNELS)]), 0.03, 125)
+    shape = g.constant(np.array([-1, 16, HEADS, SIZE]))
+    parts = [g.add("Reshape", [linear(g, norm, (CHANNELS, CHANNELS)), shape]) for _ in range(3)]
+    q, k, v = (g.add("Transpose", [part], perm=[0, 2, 1, 3]) for part in parts)
+    q, k = (g.quantize(g.add("Relu", [x]), 0.02, 0) for x in (q, k))
+    turned = g.add("Transpose", [k], perm=[0, 1, 3, 2])
+    out = g.add("MatMul", [q, g.add("MatMul", [turned, g.quantize(v, 0.02, 128)])])
+    if merged:
+        total = g.add("MatMul", [q, g.add("ReduceSum", [turned, g.constant(np.array([-1]))], keepdims=1)])
+        out = g.add("Div", [out, g.add("Add", [total, g.constant(np.float32(1))])])
+    rows = g.add("Reshape", [g.add("Transpose", [out], perm=[0, 2, 1, 3]), g.constant(np.array([0, 0, -1]))])
+    y = linear(g, g.quantize(rows, 0.02 if merged else 0.2, 128), (CHANNELS, CHANNELS))
+    mean = g.quantize(g.add("ReduceMean", [y, g.constant(np.array([1]))], keepdims=0), 0.03, 120)
+    g.flat = g.layer("Gemm", mean, (5, CHANNELS), 0.03, transB=1)
+    kinds = check(g, g.save(tmp_path / "m.onnx", [3, 16, 16], g.flat, opset=20))
+    assert kinds.count(MatrixProduct) >= 2
 
 
 def block(g: Graph, x: str, merged: bool, tokens: int) -> str:

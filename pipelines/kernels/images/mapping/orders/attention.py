@@ -23,6 +23,7 @@ from pipelines.kernels.images.steps import (
     Concatenation,
     Convolution,
     Gathering,
+    MatrixProduct,
     Operand,
     Step,
 )
@@ -36,6 +37,14 @@ class Attentions(Choices):
 
     def _viewed(self, node: ir.Node, reason: RequestError | None = None) -> None:
         """Maps a node of an attention; see `Views` for other nodes that read a view."""
+        try:
+            self._of_attention(node, reason)
+        except RequestError:
+            if node.op_type == "Softmax" or not self._compute_scores(node):
+                raise
+            self._of_attention(node, reason)
+
+    def _of_attention(self, node: ir.Node, reason: RequestError | None) -> None:
         views = self._views_of(node)
         if node.op_type == "MatMul":
             views = [self._whole_view(node, value) for value in node.inputs]
@@ -66,6 +75,43 @@ class Attentions(Choices):
             self._scale_heads(node, views)
         else:
             super()._viewed(node, reason)
+
+    def _compute_scores(self, node: ir.Node) -> bool:
+        """Makes products that are no scores of an attention (linear attention) views; returns whether there are any."""
+        made = False
+        for value in node.inputs:
+            scores = None if value is None else self.views.get(value)
+            if value is None or not isinstance(scores, Scores) or scores.weights:
+                continue
+            del self.views[value]
+            self._settle(value, self._product(node, scores))
+            made = True
+        return made
+
+    def _product(self, node: ir.Node, scores: Scores) -> View:
+        """Queries times keys, plus a bias, as floats."""
+        windows, heads, tokens, size = scores.queries.index.shape
+        count, groups = scores.keys.index.shape[-1], windows * heads
+        factors = []
+        for view, length in ((scores.queries, tokens), (scores.keys, size)):
+            rows = replace(view, factor=1.0, index=view.index.reshape(1, groups * length, -1))
+            gathered = self._gathered(node, rows, self._grid(groups * length))
+            factors.append(self._whole(gathered, True, False, False))
+        shape = (*self._shape(factors[0])[:2], count)
+
+        def add(to: Operand) -> Step:
+            a, b = (self._float_tensor(node, mapped) for mapped in factors)
+            return MatrixProduct(a, b, to.tensor, groups)
+
+        product = self._float_pending(shape, add, shared=True, last=True)
+        index = scores.outer.restored(np.arange(math.prod(shape)).reshape(windows, heads, tokens, count))
+        index = index.swapaxes(-1, -2) if scores.turned else index
+        view = View(product, index.reshape(scores.shape), scores.factor)
+        if scores.bias is None:
+            return self._plain(node, view)
+        bias = np.broadcast_to(scores.bias, (windows, heads, tokens, count)).reshape(-1, count).astype(np.float32)
+        gain = np.full_like(bias, scores.factor)
+        return View(self._scaled(node, self._whole(view, True, False, False), gain, bias), view.index)
 
     def _constant_heads(self, node: ir.Node, views: list[View | Scores | None], position: int) -> View | Scores | None:
         """A factor of a MatMul; constant queries, keys or values of heads become floats, the same for all samples."""
