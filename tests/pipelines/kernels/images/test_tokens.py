@@ -94,12 +94,22 @@ def test_linear_attention_is_whole(merged: bool, tmp_path: Path) -> None:
     q, k, v = (g.add("Transpose", [part], perm=[0, 2, 1, 3]) for part in parts)
     q, k = (g.quantize(g.add("Relu", [x]), 0.02, 0) for x in (q, k))
     turned = g.add("Transpose", [k], perm=[0, 1, 3, 2])
-    out = g.add("MatMul", [q, g.add("MatMul", [turned, g.quantize(v, 0.02, 128)])])
-    if merged:
+    v = g.quantize(v, 0.02, 128)
+    if not merged:  # a column of ones
+        v = g.add("Pad", [v, g.constant(np.array([0, 0, 0, 0, 0, 0, 0, 1])), g.constant(np.float32(1))])
+    out = g.add("MatMul", [q, g.add("MatMul", [turned, v])])
+    if not merged:
+        starts, ends, axes = ([0, SIZE], [SIZE, SIZE + 1], g.constant(np.array([3])))
+        out, total = (
+            g.add("Slice", [out, *(g.constant(np.array([number])) for number in part), axes])
+            for part in zip(starts, ends, strict=True)
+        )
+        out = g.add("Div", [out, g.add("Add", [total, g.constant(np.float32(1))])])
+    else:
         total = g.add("MatMul", [q, g.add("ReduceSum", [turned, g.constant(np.array([-1]))], keepdims=1)])
         out = g.add("Div", [out, g.add("Add", [total, g.constant(np.float32(1))])])
     rows = g.add("Reshape", [g.add("Transpose", [out], perm=[0, 2, 1, 3]), g.constant(np.array([0, 0, -1]))])
-    y = linear(g, g.quantize(rows, 0.02 if merged else 0.2, 128), (CHANNELS, CHANNELS))
+    y = linear(g, g.quantize(rows, 0.02, 128), (CHANNELS, CHANNELS))
     mean = g.quantize(g.add("ReduceMean", [y, g.constant(np.array([1]))], keepdims=0), 0.03, 120)
     g.flat = g.layer("Gemm", mean, (5, CHANNELS), 0.03, transB=1)
     kinds = check(g, g.save(tmp_path / "m.onnx", [3, 16, 16], g.flat, opset=20))

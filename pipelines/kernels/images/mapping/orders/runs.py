@@ -15,7 +15,7 @@ from pipelines.kernels.images.mapping.orders.arithmetic import Arithmetic
 from pipelines.kernels.images.mapping.orders.views import View
 from pipelines.kernels.images.mapping.qdq import data_input, input_at, refused
 from pipelines.kernels.images.mapping.walk import Bytes, Pending
-from pipelines.kernels.images.steps import GroupLinear, Operand, PixelSums, Sampling, Softmax, Step
+from pipelines.kernels.images.steps import Gathering, GroupLinear, Operand, PixelSums, Sampling, Softmax, Step
 
 FEW = 1024  # weights of a layer of floats, which is computed run by run
 TAPS = {"nearest": 1, "linear": 2, "bilinear": 2, "cubic": 4, "bicubic": 4}  # names from opset 20 on and before
@@ -35,8 +35,25 @@ class Runs(Arithmetic):
             self._reducesum(node)
         elif node.op_type == "GridSample":
             self._gridsample(node)
+        elif node.op_type == "Pad" and isinstance(view, View) and query.scalar(input_at(node, 2)):
+            self._pad_view(node)
         else:
             super()._viewed(node, reason)
+
+    def _pad_view(self, node: ir.Node) -> None:
+        """Maps a Pad of real values by a number, such as a column of ones that sums weights (EfficientViT)."""
+        view, pads = self._plain(node, self._any_view(node, data_input(node))), query.integers(node, "pads", 1)
+        rank = view.index.ndim
+        constant = node.attributes.get_string("mode", "constant") == "constant" and input_at(node, 3) is None
+        if not constant or pads is None or len(pads) != 2 * rank or min(pads) < 0 or pads[0] or pads[rank]:
+            raise refused(node, "pads samples, cuts, or pads chosen axes")
+        index = np.pad(view.index, np.reshape(pads, (2, rank)).T, constant_values=-1)
+        shape = (*self._grid(index.size // index.shape[-1]), index.shape[-1])
+        fill = np.float32(query.scalar(input_at(node, 2)) or 0)
+        places, added = index.reshape(shape), np.where(index < 0, fill, np.float32(0)).reshape(-1, shape[2])
+        x = self._operand_of(node, self._whole(view, True, False, False))
+        made = self._float_pending(shape, lambda to: Gathering(x, to, places, added, 1), shared=True, last=True)
+        self._settle(node.outputs[0], View(made, np.arange(index.size).reshape(index.shape)))
 
     def _gridsample(self, node: ir.Node) -> None:
         """Maps pixels at the places of a grid; the first axis may have several groups a sample."""
