@@ -76,12 +76,12 @@ class ModelFolder:
 
     @property
     def restorable(self) -> bool:
-        """Whether the weights can be made again of the model that was imported."""
+        """Whether the weights can be rebuilt from the source of the import."""
         return bool(self.source) and self.fetch is not None and self.is_listed(self.weights)
 
     @property
     def has_float(self) -> bool:
-        """Whether the float model is there beside int8.onnx, or made without training code, as an imported one is."""
+        """Whether the folder has the float model, or can build it without training code, as an imported model can."""
         return self.imported or (self.path / "rewritten.onnx").is_file()
 
     def is_listed(self, name: str) -> bool:

@@ -165,7 +165,7 @@ class RetrievesItems(Protocol):
     """A pipeline that finds the candidates that another one ranks; see `TwoTowerPipeline.retrieve`."""
 
     def indexed(self, catalogue: Any) -> Any:
-        """Makes the index of a catalogue, which is kept.
+        """Builds the index of a catalogue once.
 
         Args:
             catalogue: Items, see `RanksItems.catalogue`.

@@ -238,7 +238,7 @@ class TwoTowerPipeline(LogPipeline):
         return np.zeros(0, np.int64)
 
     def indexed(self, catalogue: Catalogue) -> ItemIndex:
-        """Returns the index of a catalogue, which is kept for the last one.
+        """Returns the index of a catalogue; the index of the last catalogue is cached.
 
         Args:
             catalogue: Items.
