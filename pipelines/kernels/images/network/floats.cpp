@@ -366,21 +366,24 @@ void Network::gathering(Operand x, Operand out, const std::vector<int64_t> &plac
     const std::vector<float> adds = added ? padded_rows(added, to.height * to.width, to.channels) : std::vector<float>{};
     const bool copies = !added && x.scale == out.scale && x.zero == out.zero;
     step(b, {a}, to.height, [=](const Sample &s, int64_t begin, int64_t end) {
-        const int64_t width = layout(b).width, size = x.floats() ? 4 : 1;
+        const int64_t width = layout(b).width, size = x.floats() ? 4 : 1, row_bytes = layout(a).row(), pitch = layout(a).pitch;
+        const uint8_t *first = s.pixel(layout(a), 0, 0);
         Buffer<uint8_t> bytes(copies || x.floats() ? 0 : width * pixel);
         Buffer<float> float_row(copies || out.floats() ? 0 : width * pixel);
         for (int64_t y = begin; y < end; ++y) {
             uint8_t *row = s.pixel(layout(b), y, 0);
             float *floats = out.floats() ? reinterpret_cast<float *>(row) : float_row.data();
             uint8_t *gathered = copies ? row : x.floats() ? reinterpret_cast<uint8_t *>(floats) : bytes.data();
-            const Place *source = sources.data() + y * width * parts;
             const auto gather = [&](auto part_bytes) {  // constant, where copies are short
                 const auto length = static_cast<size_t>(part_bytes);
+                const int64_t count = parts, step = pixel * size;  // copies, which stores of bytes cannot change
+                const int fill = x.floats() ? 0 : x.zero;
+                const Place *place = sources.data() + y * width * count;
                 for (int64_t column = 0; column < width; ++column) {
-                    uint8_t *target = gathered + column * pixel * size;
-                    for (int64_t i = 0; i < parts; ++i, ++source, target += length)
-                        if (source->byte < 0) std::memset(target, x.floats() ? 0 : x.zero, length);
-                        else std::memcpy(target, s.pixel(layout(a), source->y, source->x) + source->byte, length);
+                    uint8_t *target = gathered + column * step;
+                    for (int64_t i = 0; i < count; ++i, ++place, target += length)
+                        if (place->byte < 0) std::memset(target, fill, length);
+                        else std::memcpy(target, first + place->y * row_bytes + place->x * pitch + place->byte, length);
                 }
             };
             if (bytes_of_part == 4) gather(std::integral_constant<int64_t, 4>());
