@@ -93,7 +93,7 @@ def test_only_the_scaled_values_are_observed_again(monkeypatch):
 def test_factors_of_another_graph_are_refused():
     net, _ = block()
     for wrong in ({"no": (1.0,) * 32}, {"g": (1.0,) * 31}, {"g": (0.0,) * 32}):
-        with pytest.raises(RequestError, match=r"^the smoothing of \w+ does not fit the graph; make"):
+        with pytest.raises(RequestError, match=r"^the smoothing of \w+ does not fit the graph; calibrate again"):
             smooth_channels(net.clone(), wrong)
 
 

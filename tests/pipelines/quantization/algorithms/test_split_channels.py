@@ -64,7 +64,7 @@ def test_nothing_is_split_without_outlier_weights():
 
 @pytest.mark.parametrize("wrong", [{"no": (1,)}, {"k": (HIDDEN,)}, {"k": (-1,)}])
 def test_splits_of_another_graph_are_refused(wrong):
-    with pytest.raises(RequestError, match=r"^the splitting of \w+ does not fit the graph; make"):
+    with pytest.raises(RequestError, match=r"^the splitting of \w+ does not fit the graph; calibrate again"):
         split_channels(block()[0], wrong)
 
 

@@ -137,5 +137,5 @@ def test_rules_are_kept_as_plain_values():
     assert SearchConfig(beam=2, length_penalty=0.5, most=9).is_default
     assert not rules.is_default
     for wrong in ({"kind": "other"}, {"magic": 1}):
-        with pytest.raises(RequestError, match="expected what zoo import writes"):
+        with pytest.raises(RequestError, match="expected those of zoo import"):
             SearchConfig.from_json(wrong)
