@@ -160,20 +160,8 @@ def _write(
         with replacing(output / weights.FILE) as temporary:
             convert(sources, tables, temporary)
         weights.load_weights(model_config, output / weights.FILE, path, head)
-    if not head and (path / PICKLED_HEAD).is_file():
-        logger.warning(
-            "%s has a classifier in %s, which is pickled and not imported: the model returns embeddings; for labels "
-            "run zoo train text-classification --data labelled.tsv --set encoder=MODEL -o FOLDER",
-            path,
-            PICKLED_HEAD,
-        )
-    if not head and (others := sorted(file.name for file in path.glob(MORE_HEADS))):
-        logger.warning(
-            "%s has %s, which are not imported: the model returns its dense embeddings; for a vector of every token "
-            "run zoo import --format multi-vector-encoder, for sparse vectors --format sparse-encoder",
-            path,
-            " and ".join(others),
-        )
+    if not head:
+        _warn_of_heads(path)
     end = "" if "template" in features else tokenizer_files.padding_end(network, config, model_config)
     changed: dict[str, Any] = {tokenizer.FILE: tokenizer_files.content(network, end), CONFIG: None}
     details: dict[str, Any] = {"preprocessing": features, "weights": {"file": weights.FILE}}
@@ -186,6 +174,24 @@ def _write(
         else:
             write_json(output / name, new)
     return details, [CardFile.of(output / name) for name in names if name != CARD]
+
+
+def _warn_of_heads(path: Path) -> None:
+    """Warns of heads beside a sentence encoder, which are not imported."""
+    if (path / PICKLED_HEAD).is_file():
+        logger.warning(
+            "%s has a classifier in %s, which is pickled and not imported: the model returns embeddings; for labels "
+            "run zoo train text-classification --data labelled.tsv --set encoder=MODEL -o FOLDER",
+            path,
+            PICKLED_HEAD,
+        )
+    if others := sorted(file.name for file in path.glob(MORE_HEADS)):
+        logger.warning(
+            "%s has %s, which are not imported: the model returns its dense embeddings; for a vector of every token "
+            "run zoo import --format multi-vector-encoder, for sparse vectors --format sparse-encoder",
+            path,
+            " and ".join(others),
+        )
 
 
 def read_features(

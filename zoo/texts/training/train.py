@@ -106,20 +106,7 @@ def train(
         features = _new_features(start_from, {**content, **_label_keys(names)}, features, head)
         task = task_of(head, features, config)
     model_config = ModelConfig.from_json(features["form"])
-    pairs: list[Any]
-    labels: Any = None
-    if task:
-        pairs = task.read(data, on_error)
-    else:
-        columns = [name for name in config.columns.split(",") if name]
-        prompts = training_prompts(config.prompts, Prompts(features), bool(model_config.labels))
-        pairs, labels = read_pairs(data, model_config.labels, on_error, columns)
-        pairs = [(prompts[0] + first, prompts[1] + second) for first, second in pairs]
-    if len(pairs) < config.batch_size:
-        raise RequestError(
-            f"found {len(pairs)} {'texts' if task else 'pairs'}, expected at least the {config.batch_size} of a batch; "
-            "name a smaller one with --batch-size"
-        )
+    pairs, labels = _read_samples(data, config, features, model_config.labels, task, on_error)
     max_length = min(config.max_length or features["max_length"], features["max_length"])
     path = start_from / tokenizer.FILE
     tokenize = Tokenizer(path, model_config.vocabulary, max_length, bool(features.get("lower")))
@@ -146,6 +133,32 @@ def train(
         changes |= {"architectures": [type(model).__name__]}
     _write(output, start_from, trainer, features, pairs, {"loss": loss}, changes)
     return {"loss": loss}
+
+
+def _read_samples(
+    data: Any,
+    config: TrainConfig,
+    features: Mapping[str, Any],
+    outputs: int,
+    task: Task | None,
+    on_error: str,
+) -> tuple[list[Any], Any]:
+    """Returns the samples of a task, or pairs of texts with their labels; at least a batch of them."""
+    pairs: list[Any]
+    labels: Any = None
+    if task:
+        pairs = task.read(data, on_error)
+    else:
+        columns = [name for name in config.columns.split(",") if name]
+        prompts = training_prompts(config.prompts, Prompts(features), bool(outputs))
+        pairs, labels = read_pairs(data, outputs, on_error, columns)
+        pairs = [(prompts[0] + first, prompts[1] + second) for first, second in pairs]
+    if len(pairs) < config.batch_size:
+        raise RequestError(
+            f"found {len(pairs)} {'texts' if task else 'pairs'}, expected at least the {config.batch_size} of a batch; "
+            "name a smaller one with --batch-size"
+        )
+    return pairs, labels
 
 
 def _encoder(name: str) -> Path:
