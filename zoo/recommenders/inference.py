@@ -7,7 +7,7 @@ import copy
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from queue import SimpleQueue
@@ -400,21 +400,7 @@ class ClickPipeline(GraphPipeline):
             before = time.perf_counter()
             scorers = self._scorers({name: array[: self.batch_size] for name, array in first[1].items()})
             start += time.perf_counter() - before  # opening the model and choosing an engine is not scoring
-            idle: SimpleQueue[ClickPipeline] = SimpleQueue()
-            for scorer in scorers:
-                idle.put(scorer)
-
-            def score(rows: tuple[Any, Batch]) -> tuple[Any, Batch, float]:
-                scorer = idle.get()
-                try:
-                    begin = time.perf_counter()
-                    out = scorer.predict(rows[1])
-                    return rows[0], out, time.perf_counter() - begin
-                finally:
-                    idle.put(scorer)
-
-            workers = 0 if len(scorers) == machine.cores() == 1 else len(scorers)
-            with closing(ordered_map(score, itertools.chain([first], encoded), workers)) as scored:
+            with closing(_scored(scorers, itertools.chain([first], encoded))) as scored:
                 for rows, out, took in scored:
                     before, index = time.perf_counter(), rows.index
                     kept = {} if rows.kept is None else dict(zip(names, rows.kept.T.tolist(), strict=True))
@@ -488,3 +474,25 @@ class ClickPipeline(GraphPipeline):
                 break
         errors.warn()
         return self.encode(type(parts[0]).concatenate(parts))
+
+
+def _scored(
+    scorers: Sequence[ClickPipeline], batches: Iterable[tuple[Any, Batch]]
+) -> Generator[tuple[Any, Batch, float], None, None]:
+    """Yields the rows of batches, their outputs and the seconds of the model, in order; idle scorers take batches."""
+    idle: SimpleQueue[ClickPipeline] = SimpleQueue()
+    for scorer in scorers:
+        idle.put(scorer)
+
+    def score(rows: tuple[Any, Batch]) -> tuple[Any, Batch, float]:
+        scorer = idle.get()
+        try:
+            begin = time.perf_counter()
+            out = scorer.predict(rows[1])
+            return rows[0], out, time.perf_counter() - begin
+        finally:
+            idle.put(scorer)
+
+    workers = 0 if len(scorers) == machine.cores() == 1 else len(scorers)
+    with closing(ordered_map(score, batches, workers)) as scored:
+        yield from scored

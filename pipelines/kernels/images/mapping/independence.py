@@ -34,10 +34,10 @@ def independent(model: ir.Model) -> bool:
     except RequestError:
         return False
     for together, *apart in zip(both, *alone, strict=True):
-        wanted = np.concatenate(apart) if together.ndim else together
-        if together.shape != wanted.shape:
+        expected = np.concatenate(apart) if together.ndim else together
+        if together.shape != expected.shape:
             return False
-        error = np.square(together.astype(np.float64) - wanted).sum()
-        if not error <= LARGEST * np.square(wanted - wanted.mean(dtype=np.float64)).sum():
+        error = np.square(together.astype(np.float64) - expected).sum()
+        if not error <= LARGEST * np.square(expected - expected.mean(dtype=np.float64)).sum():
             return False
     return True

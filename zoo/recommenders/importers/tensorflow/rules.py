@@ -151,15 +151,16 @@ def _greater_equal(node: Node, inputs: list[Any], source: Source) -> Any:
     return bucket.to("valid")
 
 
+def _one_text(entries: Any, bucket: Any, shape: Any) -> bool:
+    """Whether a sparse tensor holds the buckets of a column with at most one text in a row."""
+    is_sparse = is_stage(entries, "entries") and is_stage(bucket, "bucket") and same(entries, bucket)
+    return is_sparse and list(shape) == [BATCH, 1]
+
+
 def _fill_empty_rows(node: Node, inputs: list[Any], source: Source) -> Any:
     """SparseFillEmptyRows: a default bucket for the rows without a text."""
     entries, bucket, shape, default = inputs
-    require(
-        is_stage(entries, "entries")
-        and is_stage(bucket, "bucket")
-        and same(entries, bucket)
-        and list(shape) == [BATCH, 1]
-    )
+    require(_one_text(entries, bucket, shape))
     require(0 <= int(default) < bucket.buckets, f"its default {default} is no bucket")
     filled = bucket.to("filled", default=int(default))
     unread = Refused((f"{node.name} ({node.op}): its map back is not mapped",))
@@ -248,13 +249,7 @@ def _select(node: Node, inputs: list[Any], source: Source) -> Any:
 def _sparse_to_dense(node: Node, inputs: list[Any], source: Source) -> Any:
     """SparseToDense: buckets [n, 1], -1 where a row holds no text."""
     entries, shape, bucket, default = inputs
-    require(
-        is_stage(entries, "entries")
-        and is_stage(bucket, "bucket")
-        and same(entries, bucket)
-        and list(shape) == [BATCH, 1]
-        and int(default) == -1
-    )
+    require(_one_text(entries, bucket, shape) and int(default) == -1)
     return bucket.to("dense")
 
 
