@@ -13,6 +13,7 @@ from helpers.token_graphs import CHANNELS, HEADS, SIZE, attention, check, patche
 from onnx import helper
 
 from pipelines.core.errors import RequestError
+from pipelines.engines.native import images
 from pipelines.graph import io
 from pipelines.kernels import extension
 from pipelines.kernels.images.mapping.from_graph import image_program
@@ -114,6 +115,30 @@ def test_linear_attention_is_whole(merged: bool, tmp_path: Path) -> None:
     g.flat = g.layer("Gemm", mean, (5, CHANNELS), 0.03, transB=1)
     kinds = check(g, g.save(tmp_path / "m.onnx", [3, 16, 16], g.flat, opset=20))
     assert kinds.count(MatrixProduct) >= 2
+
+
+def test_codes_of_a_product_in_another_order_are_left_to_onnxruntime(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A product has no bytes, so what reads them in another order has no native form."""
+    monkeypatch.setenv("ZOO_HOME", str(tmp_path / "home"))
+    g = Graph()
+    shape = g.constant(np.array([-1, 16, HEADS, SIZE]))
+    parts = [g.add("Reshape", [linear(g, patches(g), (CHANNELS, CHANNELS)), shape]) for _ in range(2)]
+    q, k = (g.quantize(g.add("Transpose", [part], perm=[0, 2, 1, 3]), 0.02, 128) for part in parts)
+    product = g.add("MatMul", [q, g.add("Transpose", [k], perm=[0, 1, 3, 2])])
+    qparams = [g.constant(np.float32(0.02)), g.constant(np.uint8(128))]
+    turned = g.add("Transpose", [g.add("QuantizeLinear", [product, *qparams])], perm=[0, 2, 1, 3])
+    y = g.add("DequantizeLinear", [turned, *qparams])
+    rows = g.quantize(g.add("Reshape", [y, g.constant(np.array([0, 16, -1]))]), 0.02, 128)
+    for width in (HEADS * 16, 64, 64, 64):
+        rows = g.quantize(linear(g, rows, (width, 64)), 0.02, 128)
+    out = g.add("ReduceMean", [rows, g.constant(np.array([1]))])
+    g.ranks = {out: 3}
+    path = g.save(tmp_path / "m.onnx", [3, 16, 16], out, opset=20)
+    x = g.rng.normal(0, 1, (2, 3, 16, 16)).astype(np.float32)
+    made = images.opened(path, 1, validate=False).run({"image": x})
+    np.testing.assert_allclose(made[out], results(path, x).reshape(made[out].shape), atol=0.021)
 
 
 def block(g: Graph, x: str, merged: bool, tokens: int) -> str:

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
+from pipelines.graph import query
 from pipelines.kernels.arrays import Array
 from pipelines.kernels.images.mapping.orders.choices import Choices
 from pipelines.kernels.images.mapping.orders.heads import Outer
@@ -81,7 +82,7 @@ class Attentions(Choices):
         made = False
         for value in node.inputs:
             scores = None if value is None else self.views.get(value)
-            if value is None or not isinstance(scores, Scores) or scores.weights:
+            if value is None or not isinstance(scores, Scores) or scores.weights or _is_quantized(value):
                 continue
             del self.views[value]
             self._settle(value, self._product(node, scores))
@@ -398,6 +399,14 @@ class Attentions(Choices):
         order = np.ascontiguousarray(order.reshape(*places.shape, -1))
         self.steps.append(Gathering(Operand(joined), Operand(out), order, part=room))
         return out
+
+
+def _is_quantized(value: ir.Value) -> bool:
+    """Whether a value is the result of a QuantizeLinear, also in another order."""
+    node = value.producer()
+    while node is not None and node.op_type in ORDERS and node.inputs[0] is not None:
+        node = node.inputs[0].producer()
+    return query.is_op(node, "QuantizeLinear")
 
 
 def _are_weights(view: View | Scores | None, turned: bool) -> TypeGuard[Scores]:
