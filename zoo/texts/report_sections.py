@@ -29,7 +29,7 @@ PEER_LEGEND = """Same weights and texts, one thread and core, interleaved, media
 """
 NETWORK_LEGEND = """Networks with random weights and the layers of public models in two sizes, quantized by every tool,
 from texts to results on one thread and core, engines interleaved, medians of CPU time, by
-`scripts/peers/texts/networks.py`.
+`scripts/peers/texts/networks.py`, which lists the commands for engines with environments of their own.
 
 - tokens: milliseconds per text of that length, and the time of the fastest peer divided by it.
 - stream: texts/s of a stream of 5 to 256 tokens, the peers in their fastest order and batches, and the ratio to the

@@ -22,9 +22,10 @@ process: fastembed, and the int8 backends of sentence-transformers, which lack G
 
     python -m venv A && A/bin/pip install fastembed
     python -m venv B && B/bin/pip install "sentence-transformers[onnx,openvino]" datasets "huggingface-hub<1"
-    python scripts/peers text-networks --sizes small --tasks embed --packages LIST
-
-with LIST as fastembed=A/lib/python3.11/site-packages,st-onnx-int8=B/...,st-openvino-int8=B/...
+    pip install --no-deps --target C sentence-transformers
+    P=lib/python3.11/site-packages
+    LIST=fastembed=A/$P,st-onnx-int8=B/$P,st-openvino-int8=B/$P,sentence-transformers=C
+    python scripts/peers text-networks --sizes small --tasks embed --packages $LIST
 """
 
 from __future__ import annotations
