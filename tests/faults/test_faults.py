@@ -110,7 +110,8 @@ def test_a_used_folder_is_refused_before_a_framework_is_imported(verb, here, tmp
             monkeypatch.setattr(type(family), name, lambda *_, **__: pytest.fail("too late"))
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "file").write_text("")
-    said = refused(capsys, *verb, "--data", "pairs.tsv", "-o", str(tmp_path / "used"))
+    (tmp_path / "pairs.tsv").write_text("a\tb\n")
+    said = refused(capsys, *verb, "--data", str(tmp_path / "pairs.tsv"), "-o", str(tmp_path / "used"))
     assert "in use, expected a new or empty folder" in said
 
 

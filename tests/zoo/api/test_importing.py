@@ -108,6 +108,19 @@ def test_a_failed_import_keeps_the_model_that_was_there(tmp_path, source):
     assert json.loads(before["card.json"])["name"] == "ours"
 
 
+def test_the_tokenizer_is_written_without_blanks_and_that_of_the_hub_s_cache_is_linked(tmp_path, source):
+    text_models.write(source)
+    zoo.import_model(source, tmp_path / "ours")
+    written, theirs = ((folder / "tokenizer.json").read_bytes() for folder in (tmp_path / "ours", source))
+    assert len(written) < len(theirs) and json.loads(written) == json.loads(theirs)
+    blob = tmp_path / "blobs" / "digest"
+    blob.parent.mkdir()
+    (source / "tokenizer.json").rename(blob)
+    (source / "tokenizer.json").symlink_to(blob)
+    zoo.import_model(source, tmp_path / "linked")
+    assert (tmp_path / "linked" / "tokenizer.json").samefile(blob)
+
+
 def test_an_import_with_force_replaces_no_folder_of_other_files(tmp_path, source):
     text_models.write(source)
     (tmp_path / "ours").mkdir()
