@@ -48,7 +48,6 @@ def test_an_import_needs_no_data(tmp_path, few_texts):
     source, ours = theirs(tmp_path / "theirs"), tmp_path / "ours"
     report = zoo.import_model(source, ours, int8=True)
     quality = report["quality"]
-    assert (ours / "tokenizer.json").samefile(source / "tokenizer.json")
     assert quality["texts"] == len(few_texts) and 0.9 < quality["minimum"] <= quality["mean"] <= 1
     assert read_record(ours)["calibration.json"]["quality"] == quality == zoo.build(ours)["quality"]
     embedding = zoo.pipeline(ours)(["the cat"])[0]["embedding"]

@@ -108,7 +108,7 @@ def test_what_does_not_freeze_says_why(tmp_path: Path) -> None:
     (tmp_path / "w.pth").write_bytes(b"nothing")
     refused("cannot read the weights")
     published(tmp_path, "w.pth", format="caffe")
-    refused("'caffe'; known: torch, tflite")
+    refused("'caffe'; supported: torch, tflite")
     published(tmp_path, "w.pth", arch="mobilenet-v9")
     refused("mobilenet-v9")
     for card in ({"classes": 3}, {"classes": 3, "weights": "w.pth", "preprocessing": PREPROCESSING}):
