@@ -35,7 +35,7 @@ class Runs(Arithmetic):
             self._reducesum(node)
         elif node.op_type == "GridSample":
             self._gridsample(node)
-        elif node.op_type == "Pad" and isinstance(view, View) and query.scalar(input_at(node, 2)):
+        elif node.op_type == "Pad" and isinstance(view, View) and _fill(node):
             self._pad_view(node)
         else:
             super()._viewed(node, reason)
@@ -49,8 +49,7 @@ class Runs(Arithmetic):
             raise refused(node, "pads samples, cuts, or pads chosen axes")
         index = np.pad(view.index, np.reshape(pads, (2, rank)).T, constant_values=-1)
         shape = (*self._grid(index.size // index.shape[-1]), index.shape[-1])
-        fill = np.float32(query.scalar(input_at(node, 2)) or 0)
-        places, added = index.reshape(shape), np.where(index < 0, fill, np.float32(0)).reshape(-1, shape[2])
+        places, added = index.reshape(shape), np.where(index < 0, _fill(node), np.float32(0)).reshape(-1, shape[2])
         x = self._operand_of(node, self._whole(view, True, False, False))
         made = self._float_pending(shape, lambda to: Gathering(x, to, places, added, 1), shared=True, last=True)
         self._settle(node.outputs[0], View(made, np.arange(index.size).reshape(index.shape)))
@@ -203,3 +202,9 @@ class Runs(Arithmetic):
             )
             runs = np.arange(moved.size).reshape(-1, size)
         return self._operand_of(node, mapped), mapped, runs[:, 0], moved
+
+
+def _fill(node: ir.Node) -> np.float32:
+    """The number by which a Pad fills real values; 0 where it fills codes, as its zero point does."""
+    fill = query.constant(input_at(node, 2))
+    return np.float32(0 if fill is None or fill.dtype != np.float32 else fill.item())
