@@ -410,7 +410,7 @@ def test_python_runs_on_meanwhile():
 
     other = threading.Thread(target=tick)
     other.start()
-    search(made, memories[:4], [200] * 4, end=-1)
+    search(made, memories[:60], [200] * 60, end=-1)
     done.set()
     other.join()
     assert len(ticks) >= 3  # with the interpreter held, it would be 1
