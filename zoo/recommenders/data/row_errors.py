@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
 
+LINE_ENDS = b"\n\r"
 MAX_SKIPPED, MAX_SKIPPED_SHARE = 1_000_000, 0.99  # rows left out, and the share of all rows, from which on reading ends
 
 
@@ -134,13 +135,23 @@ def closed_quotes(
     """
     unread = True
     for batch in batches:
-        if unread and any(
-            pc.any(pc.match_substring(column, end)).as_py() for column in batch.columns for end in "\n\r"
-        ):
+        if unread and any(map(_has_line_ends, batch.columns)):
             unread = False
             with text() as lines:
                 _require_closed_quotes(lines, delimiter, before)
         yield batch
+
+
+def _has_line_ends(column: pa.StringArray) -> bool:
+    """Whether a text of a column has a line end; the smallest byte of all texts excludes nearly all columns."""
+    _, offsets, data = column.buffers()
+    if data is None or not len(column):
+        return False
+    begin, end = np.frombuffer(offsets, np.int32)[[column.offset, column.offset + len(column)]]
+    texts = np.frombuffer(data, np.uint8)[begin:end]
+    if not len(texts) or texts.min() > max(LINE_ENDS):
+        return False
+    return any(pc.any(pc.match_substring(column, chr(end))).as_py() for end in LINE_ENDS)
 
 
 def _require_closed_quotes(lines: Iterable[str], delimiter: str, before: int) -> None:

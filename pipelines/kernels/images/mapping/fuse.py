@@ -29,8 +29,8 @@ from pipelines.kernels.images.steps import (
     Shape,
     Step,
 )
+from pipelines.kernels.transformer.operations.base import LANES
 
-LANES = 16  # floats that a step may read at once
 # fields of steps that hold numbers of tensors
 NUMBERED = ("x", "a", "b", "gate", "grid", "keys", "indices", "boxes", "scores", "out", "to", "other", "residual")
 
@@ -58,6 +58,12 @@ def fused(
     _fuse_scales(steps)
     _fuse_floats(steps)
     return _renumbered(tensors, steps, floats)
+
+
+def _uses(steps: Sequence[Step]) -> tuple[Counter[int], dict[int, Step]]:
+    """How often each tensor is read, and the step that writes it."""
+    readers = Counter(tensor for step in steps for tensor in step.reads())
+    return readers, {getattr(step, "out", -1): step for step in steps}
 
 
 def _drop_unread(steps: list[Step]) -> None:
@@ -91,8 +97,7 @@ def _fuse_sums(steps: list[Step]) -> None:
 
 def _fuse_tables(steps: list[Step]) -> None:
     """Fuses a Lookup into the convolution before it, if that has no other reader, in place."""
-    readers = Counter(tensor for step in steps for tensor in step.reads())
-    writers = {getattr(step, "out", -1): step for step in steps}
+    readers, writers = _uses(steps)
     for lookup in [step for step in steps if isinstance(step, Lookup) and step.table.ndim == 1]:
         layer = writers[lookup.x]
         if not isinstance(layer, Convolution) or readers[lookup.x] != 1:
@@ -112,8 +117,7 @@ def _is_permutation(step: Step) -> TypeGuard[Gathering]:
 
 def _scale_before_gathering(tensors: list[Shape], steps: list[Step]) -> None:
     """Moves scales of channels of gathered pixels before the Gathering, which then moves what they write, in place."""
-    readers = Counter(tensor for step in steps for tensor in step.reads())
-    writers = {getattr(step, "out", -1): step for step in steps}
+    readers, writers = _uses(steps)
     for scale in [step for step in steps if isinstance(step, ChannelScale) and len(step.gain) == 1]:
         gathering = writers[scale.x.tensor]
         if not _is_permutation(gathering) or readers[gathering.out] != 1 or not scale.x.floats or scale.to.floats:
@@ -129,8 +133,7 @@ def _scale_before_gathering(tensors: list[Shape], steps: list[Step]) -> None:
 
 def _fuse_gatherings(steps: list[Step]) -> None:
     """Fuses a Gathering of whole pixels with one before it that has no other reader, in place."""
-    readers = Counter(tensor for step in steps for tensor in step.reads())
-    writers = {getattr(step, "out", -1): step for step in steps}
+    readers, writers = _uses(steps)
     for second in [step for step in steps if isinstance(step, Gathering) and not step.part]:
         first = writers[second.x.tensor]
         if not _is_permutation(first) or readers[first.out] != 1:
@@ -142,8 +145,7 @@ def _fuse_gatherings(steps: list[Step]) -> None:
 
 def _fuse_samplings(tensors: list[Shape], steps: list[Step]) -> None:
     """Samples groups of channels where they are, instead of gathering the image of each group before, in place."""
-    readers = Counter(tensor for step in steps for tensor in step.reads())
-    writers = {getattr(step, "out", -1): step for step in steps}
+    readers, writers = _uses(steps)
     for sampling in [step for step in steps if isinstance(step, Sampling) and step.plane is None]:
         gathering, (height, width, channels) = writers[sampling.x], tensors[sampling.x]
         if not isinstance(gathering, Gathering) or gathering.added is not None or readers[sampling.x] != 1:
@@ -160,9 +162,8 @@ def _fuse_samplings(tensors: list[Shape], steps: list[Step]) -> None:
 
 
 def _fuse_scales(steps: list[Step]) -> None:
-    """Fuses scales of channels, such as SmoothQuant's, into the normalization or attention before them, in place."""
-    readers = Counter(tensor for step in steps for tensor in step.reads())
-    writers = {getattr(step, "out", -1): step for step in steps}
+    """Fuses scales of channels, such as SmoothQuant's, into the norm, attention or activation before them, in place."""
+    readers, writers = _uses(steps)
     for scale in [step for step in steps if isinstance(step, ChannelScale) and len(step.gain) == 1]:
         source = writers[scale.x.tensor]
         if readers[scale.x.tensor] != 1 or not scale.x.floats:
@@ -174,9 +175,7 @@ def _fuse_scales(steps: list[Step]) -> None:
                 continue
             steps[steps.index(layer)] = writers[values] = _with_scaled_values(layer, source, scale.gain[0])
             merged: Step = replace(source, to=scale.to)
-        elif isinstance(source, Normalization) and (
-            source.bias is not None or not scale.bias.any()
-        ):  # RMS norm has no bias
+        elif isinstance(source, Normalization) and not (source.bias is None and scale.bias.any()):  # RMS norm: no bias
             bias = None if source.bias is None else source.bias * scale.gain[0] + scale.bias[0]
             merged = replace(source, to=scale.to, gain=source.gain * scale.gain[0], bias=bias)
         elif isinstance(source, FloatActivation) and not scale.bias.any() and not scale.to.floats:
@@ -207,8 +206,7 @@ def _fuse_floats(steps: list[Step]) -> None:
 
     The operator must be the only reader of the layer's result, and the other summand must exist before.
     """
-    readers = Counter(tensor for step in steps for tensor in step.reads())
-    writers = {getattr(step, "out", -1): step for step in steps}
+    readers, writers = _uses(steps)
     for step in [step for step in steps if type(step) in (FloatActivation, FloatClip, FloatSum)]:
         assert isinstance(step, FloatActivation | FloatClip | FloatSum)
         operands = [step.a, step.b] if isinstance(step, FloatSum) else [step.x]
