@@ -72,6 +72,22 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return f"did you mean {near[0]!r}? " if near else ""
 
 
+def require_options(owner: str, options: Iterable[str], allowed: Iterable[str]) -> None:
+    """Checks that a model or family takes options.
+
+    Args:
+        owner: Name of the model or family, for the message.
+        options: Names of the options.
+        allowed: Names of the options that it takes.
+
+    Raises:
+        RequestError: It does not take one of them; the message lists those that it takes.
+    """
+    allowed = sorted(allowed)
+    if unknown := sorted(set(options) - set(allowed)):
+        raise RequestError(f"{owner} has no option {', '.join(unknown)}, expected {', '.join(allowed) or 'none'}")
+
+
 def not_installed(feature: str, library: str | None, package: str) -> RequestError:
     """Returns the error for a library that is not installed.
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import zoo
 from pipelines.core import settings
-from pipelines.core.errors import RequestError, ZooError, one_line
+from pipelines.core.errors import RequestError, ZooError, one_line, require_options
 from pipelines.core.files import link_or_copy, locked, require_free, require_place, umask
 from pipelines.models.family import Family, Importable, Importer
 from pipelines.models.folder import SOURCE, ModelFolder
@@ -76,10 +76,7 @@ def import_model(
         suitable = [candidate for candidate in importers if format or chosen.keys() <= set(candidate[1].options)]
         others = [candidate for candidate in importers if candidate not in suitable]  # whose options are named below
         entry, importer, recognized = _recognized(path, format, [*suitable, *others])
-    if unknown := chosen.keys() - set(importer.options):
-        raise RequestError(
-            f"{entry.name} has no option {', '.join(sorted(unknown))}, expected {', '.join(importer.options) or 'none'}"
-        )
+    require_options(entry.name, chosen, importer.options)
     if path.is_dir() and target.resolve() == path.resolve():
         raise RequestError(f"found {target} as the folder of both models; choose another output")
     with _staged(target) as folder_path:

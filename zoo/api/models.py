@@ -16,7 +16,7 @@ import numpy as np
 
 import zoo
 from pipelines.core import machine, settings
-from pipelines.core.errors import RequestError, ZooError
+from pipelines.core.errors import RequestError, ZooError, require_options
 from pipelines.core.files import read_json
 from pipelines.data.tables import writing
 from pipelines.deltas.delta import SUFFIX, open_delta
@@ -185,11 +185,8 @@ def run(
         )
     opening = {name: more.pop(name) for name in NETWORK_OPTIONS if name in more}
     opened: Any = zoo.pipeline(model, precision, engine, threads, batch_size, **opening)
-    name, allowed = opened.folder.card.name, {option.name for option in opened.folder.entry.run_options}
-    if unknown := more.keys() - allowed:
-        raise RequestError(
-            f"{name} has no option {', '.join(sorted(unknown))}, expected {', '.join(sorted(allowed)) or 'none'}"
-        )
+    name = opened.folder.card.name
+    require_options(name, more, (option.name for option in opened.folder.entry.run_options))
     require_distinct(output, model, *files_of(opened.folder), *as_list(inputs))
     return {"model": name, **opened.run(inputs, output, on_error or opened.ON_ERROR, **more)}
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import zoo
-from pipelines.core.errors import RequestError, ZooError
+from pipelines.core.errors import RequestError, ZooError, require_options
 from pipelines.core.files import read_json, require_place, sha256, write_first, write_json
 from pipelines.engines import catalog
 from pipelines.models.folder import ModelFolder
@@ -119,11 +119,7 @@ class ShardedRun:
         require_place(self.folder / PLAN)
         loaded = zoo.load(model)
         pipeline_type = loaded.entry.pipeline()
-        allowed = {option.name for option in loaded.entry.run_options}
-        if unknown := run_options.keys() - allowed:
-            raise RequestError(
-                f"{model} has no option {', '.join(sorted(unknown))}, expected {', '.join(sorted(allowed)) or 'none'}"
-            )
+        require_options(str(model), run_options, (option.name for option in loaded.entry.run_options))
         formats = FORMATS if pipeline_type.PARTS == "lines" else FORMATS[1:]
         suffix = format or formats[0]
         if suffix not in formats:

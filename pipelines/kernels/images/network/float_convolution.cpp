@@ -40,9 +40,7 @@ void Network::float_convolution(int64_t x, Operand out, const FloatConvolutionSh
         reads.push_back(residual);
     }
     const int64_t own = outputs / c.groups, whole = round_up(own, kPanel), window = rows * columns * inputs, pixel = round_up(outputs, kPanel);
-    const std::vector<float> weights = panels(c, weight);
-    std::vector<float> biases(static_cast<size_t>(c.groups * whole));
-    for (int64_t o = 0; o < outputs; ++o) biases[static_cast<size_t>(o / own * whole + o % own)] = bias[o];
+    const std::vector<float> weights = panels(c, weight), biases = padded_rows(bias, c.groups, own);
     const bool apart = c.groups > 1 && own != whole, bytes = !out.floats();  // groups whose results do not end at whole 16
     step(to, reads, height, [=](const Sample &s, int64_t begin, int64_t end) {
         const Tensor &from = layout(x), &target = layout(to);
@@ -130,10 +128,7 @@ void Network::float_depthwise(int64_t x, int64_t out, const float *weight, const
     require(layout(out).height >= 1 && std::min(kernel[0], kernel[1]) >= 1, "a convolution");
     pad(x, kernel, strides, dilations, pads, 0, layout(out).height, layout(out).width);
     const int64_t pixel = round_up(channels, 16);
-    std::vector<float> weights(static_cast<size_t>(kernel[0] * kernel[1] * pixel));
-    for (int64_t tap = 0; tap < kernel[0] * kernel[1]; ++tap) std::copy_n(weight + tap * channels, channels, weights.begin() + tap * pixel);
-    std::vector<float> biases(static_cast<size_t>(pixel));
-    std::copy_n(bias, channels, biases.begin());
+    const std::vector<float> weights = padded_rows(weight, kernel[0] * kernel[1], channels), biases = padded_rows(bias, 1, channels);
     step(out, {x}, layout(out).height, [=](const Sample &s, int64_t begin, int64_t end) {
         const Tensor &from = layout(x), &to = layout(out);
         const int64_t row = from.row() / 4;

@@ -14,20 +14,6 @@
 namespace zoo {
 namespace {
 
-std::vector<float> padded(const float *x, int64_t count, int64_t whole) {
-    std::vector<float> of(static_cast<size_t>(round_up(count, whole)));
-    std::copy_n(x, count, of.begin());
-    return of;
-}
-
-// Rows of `channels` floats, each padded with zeros to whole 16.
-std::vector<float> padded_rows(const float *x, int64_t rows, int64_t channels) {
-    const int64_t whole = round_up(channels, 16);
-    std::vector<float> of(static_cast<size_t>(rows * whole));
-    for (int64_t i = 0; i < rows; ++i) std::copy_n(x + i * channels, channels, of.begin() + i * whole);
-    return of;
-}
-
 // The sum of products in 16 lanes, of which the upper half is added to the lower one until one is left: sum_lanes of transformer/reference/rows.py.
 float dot(const float *x, const float *weight, int64_t n) {
     float lanes[16] = {};
@@ -64,6 +50,13 @@ void clear_tails(float *x, int64_t channels, int64_t n) {
 }
 
 }  // namespace
+
+std::vector<float> padded_rows(const float *x, int64_t rows, int64_t columns, int64_t whole) {
+    const int64_t width = round_up(columns, whole);
+    std::vector<float> of(static_cast<size_t>(rows * width));
+    for (int64_t i = 0; i < rows; ++i) std::copy_n(x + i * columns, columns, of.begin() + i * width);
+    return of;
+}
 
 void Network::float_step(const std::vector<Operand> &xs, const Operand &to, FloatRow of) {
     const int64_t out = to.tensor, height = written(to).height, width = layout(out).width;
@@ -212,7 +205,7 @@ void Network::activation(Operand x, Operand out, Activation kind) {
 void Network::layer_norm(Operand x, Operand out, const float *gain, const float *bias, int64_t channels, float epsilon) {
     require(read(x).channels == channels && written(out).channels == channels, "a norm");
     require(epsilon >= 0, "a norm");
-    const std::vector<float> gains = padded(gain, channels, kColumns), biases = bias ? padded(bias, channels, kColumns) : std::vector<float>{};
+    const std::vector<float> gains = padded_rows(gain, 1, channels, kColumns), biases = bias ? padded_rows(bias, 1, channels, kColumns) : std::vector<float>{};
     const int64_t pixel = round_up(channels, 16);
     float_step({x}, out, [=](const float *const *xs, int64_t n, float *to, int64_t) {
         isa_.rows->layer_norm({channels, gains.data(), biases.empty() ? nullptr : biases.data(), epsilon, {}}, xs[0], pixel, {to, nullptr, nullptr, pixel}, n);
@@ -223,7 +216,7 @@ void Network::group_norm(Operand x, Operand out, const float *gain, const float 
     const int64_t b = out.tensor, height = written(out).height, width = layout(b).width, pixel = round_up(channels, 16);
     require(read(x).height == height && layout(x.tensor).width == width && layout(x.tensor).pitch >= 16, "a norm");
     require(layout(x.tensor).channels == channels && layout(b).channels == channels && groups >= 1 && channels % groups == 0 && epsilon >= 0, "a norm");
-    const std::vector<float> gains = padded(gain, channels, 16), biases = padded(bias, channels, 16);
+    const std::vector<float> gains = padded_rows(gain, 1, channels), biases = padded_rows(bias, 1, channels);
     step(b, {x.tensor}, 1, [=](const Sample &s, int64_t, int64_t) {
         const int64_t size = channels / groups;
         Buffer<float> spare(x.floats() ? 0 : width * pixel), normalized(out.floats() ? 0 : width * pixel);

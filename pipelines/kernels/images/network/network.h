@@ -219,6 +219,9 @@ class Network {
     bool floats_ = false, finished_ = false, dequantized_ = false;
 };
 
+// Rows of `columns` floats, each padded with zeros to a multiple of `whole`.
+std::vector<float> padded_rows(const float *x, int64_t rows, int64_t columns, int64_t whole = 16);
+
 // Exact products of 8 bits a second that this thread's core can make in registers, of `seconds` of its processor time.
 double product_limit(const std::string &isa, double seconds);
 
