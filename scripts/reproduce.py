@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from pipelines.core import settings
 from pipelines.core.errors import ZooError
+from scripts.peers import harness
 from scripts.reproduction import recommenders, services, translation, vision
 
 PARTS: dict[str, Callable[[], None]] = {
@@ -73,6 +74,7 @@ def main() -> None:
     if unknown := set(parts) - set(PARTS):
         sys.exit(f"reproduce: unknown part {', '.join(unknown)}; choose among {', '.join(PARTS)}")
     settings.home().mkdir(parents=True, exist_ok=True)
+    harness.use_development_weights()
     left_out = []
     for part in parts:
         print(f"{part}: {(PARTS[part].__doc__ or '').splitlines()[0]}", flush=True)

@@ -164,6 +164,7 @@ def run(name: str, comparison: Comparison, arguments: Sequence[str]) -> None:
         if args.isa:  # also of the processes that the comparison starts
             os.environ.update(ZOO_ISA=args.isa, ONEDNN_MAX_CPU_ISA=ONEDNN[args.isa])
             extension.isas()
+        use_development_weights()
         if (report := comparison.measure(args)) is None:
             return
         if args.output:
@@ -291,6 +292,11 @@ def development_data(name: str) -> Path:
     if not path.exists():
         raise RequestError(f"found no {path}; set ZOO_SHARED to the folder that holds {name}")
     return path
+
+
+def use_development_weights() -> None:
+    """Takes float weights from the development data, unless $ZOO_MIRROR names another place."""
+    os.environ.setdefault("ZOO_MIRROR", str(SHARED / "weights"))
 
 
 def log_file(path: str) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tarfile
@@ -23,7 +22,6 @@ def images() -> None:
     """The image models that ship on images that calibrated nothing: fp32 and int8, one after the other, pinned."""
     labels = harness.development_data(f"{PHOTOS}/labels.csv")
     archive = harness.development_data("data/cifar10/cifar10_jpeg.tar.gz")
-    os.environ.setdefault("ZOO_MIRROR", str(harness.SHARED / "weights"))
     cards = [hub.Hub(zoo.SHIPPED).card(name) for name in zoo.names()]
     with tempfile.TemporaryDirectory() as scratch:
         photos, small = Path(scratch) / "photos", Path(scratch) / "cifar10"

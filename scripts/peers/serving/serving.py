@@ -27,7 +27,7 @@ from pipelines.core.errors import ZooError
 from pipelines.core.machine import environment
 from scripts.peers import harness
 from scripts.peers.harness import median
-from scripts.peers.processes import memory_mb, session_members
+from scripts.peers.processes import memory_mb, run, session_members
 from scripts.peers.serving import load
 from scripts.peers.serving.load import Request
 from scripts.peers.serving.server import CLICKS, CORES, CSV, JSON, TEXT, TSV, Running, Server, running, wrk
@@ -220,8 +220,7 @@ def rows(environments: Path, rounds: int, seconds: float) -> dict[str, Any]:
 
 
 def _pinned(command: list[str]) -> str:
-    run = subprocess.run(["taskset", "-c", str(CORES[0]), *command], capture_output=True, text=True, check=True)
-    return run.stdout.strip().splitlines()[-1]
+    return run(["taskset", "-c", CORES[0], *command]).output.strip().splitlines()[-1]
 
 
 def a_row() -> bytes:

@@ -257,7 +257,6 @@ def options(parser: harness.Parser) -> None:
 
 def measure(args: Any) -> dict[str, Any]:
     """Returns {"models": [`compare`], "environment"}."""
-    os.environ.setdefault("ZOO_MIRROR", str(harness.SHARED / "weights"))
     photos = labelled(photo_folder()).paths
     facts = harness.environment(*PACKAGES, rounds=args.rounds)
     steps = len(args.models) * (len(PEERS) + 2)

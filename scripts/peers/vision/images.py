@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -343,7 +342,6 @@ def options(parser: harness.Parser) -> None:
 
 def measure(args: Any) -> dict[str, Any]:
     """Returns {"models": [`compare`], "environment"}."""
-    os.environ.setdefault("ZOO_MIRROR", str(harness.SHARED / "weights"))
     photos = labelled(photo_folder()).paths[: args.photos]
     facts = harness.environment(*PACKAGES, rounds=args.rounds)
     steps = len(args.models) * (len(args.peers) + 1)
