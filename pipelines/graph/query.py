@@ -66,11 +66,22 @@ def dequantized(value: ir.Value | None) -> tuple[NDArray[Any], NDArray[Any], NDA
     Returns:
         (integers, scale, zero point or None for 0), or None for another value.
     """
-    producer = value.producer() if value is not None else None
-    if producer is None or producer.op_type != "DequantizeLinear":
+    node = producer(value, "DequantizeLinear")
+    if node is None:
         return None
-    integers, scale, zero = (constant(source) for source in (*producer.inputs, None)[:3])
+    integers, scale, zero = (constant(source) for source in (*node.inputs, None)[:3])
     return None if integers is None or scale is None else (integers, scale, zero)
+
+
+def producer(value: ir.Value | None, *types: str) -> ir.Node | None:
+    """Returns the node that computes a value; None for an input, an initializer, and for None.
+
+    Args:
+        value: Value of a graph, or None.
+        *types: Operator types; with them, also None for other operators, see `is_op`.
+    """
+    node = None if value is None else value.producer()
+    return node if not types or is_op(node, *types) else None
 
 
 def sole_user(value: ir.Value) -> ir.Node | None:

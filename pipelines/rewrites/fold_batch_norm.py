@@ -66,7 +66,7 @@ class FoldBatchNorm(Rewrite):
         """Folds a scale and shift of the input into the layer: W (a x + c) + b = (W a) x + (b + W c)."""
         x = layer.inputs[0]
         weight = _Weights.of(layer)
-        before = x.producer() if x is not None else None
+        before = query.producer(x)
         if (
             x is None
             or weight is None

@@ -35,7 +35,7 @@ class FoldIndexWrap(Rewrite):
 
 def _selection(value: ir.Value | None) -> tuple[ir.Value, int] | None:
     """Returns (i, n) if `value` is i < 0 ? i + n : i."""
-    select = value.producer() if value is not None else None
+    select = query.producer(value)
     if select is None:
         return None
     if select.op_type == "Where":
@@ -53,8 +53,8 @@ def _selection(value: ir.Value | None) -> tuple[ir.Value, int] | None:
         return None
     if index is None or wrapped is None or negated or not _is_negative(condition, index):
         return None
-    add = wrapped.producer()
-    if add is None or add.op_type != "Add" or index not in add.inputs:
+    add = query.producer(wrapped, "Add")
+    if add is None or index not in add.inputs:
         return None
     length = query.constant(next((summand for summand in add.inputs if summand is not index), None))
     return (index, int(length.item())) if length is not None and length.size == 1 else None
@@ -62,21 +62,15 @@ def _selection(value: ir.Value | None) -> tuple[ir.Value, int] | None:
 
 def _mask_times(value: ir.Value | None) -> tuple[ir.Value, ir.Value, bool] | None:
     """Returns (condition, x, negated) if `value` is Cast(condition) * x or, negated, Cast(Not(condition)) * x."""
-    product = value.producer() if value is not None else None
-    if product is None or product.op_type != "Mul":
+    product = query.producer(value, "Mul")
+    if product is None:
         return None
     for mask, x in (product.inputs, product.inputs[::-1]):
-        cast = mask.producer() if mask is not None else None
-        if (
-            cast is None
-            or cast.op_type != "Cast"
-            or (condition := cast.inputs[0]) is None
-            or condition.dtype != ir.DataType.BOOL
-            or x is None
-        ):
+        cast = query.producer(mask, "Cast")
+        if cast is None or (condition := cast.inputs[0]) is None or condition.dtype != ir.DataType.BOOL or x is None:
             continue
-        inverse = condition.producer()
-        if inverse is not None and inverse.op_type == "Not" and inverse.inputs[0] is not None:
+        inverse = query.producer(condition, "Not")
+        if inverse is not None and inverse.inputs[0] is not None:
             return inverse.inputs[0], x, True
         return condition, x, False
     return None
@@ -84,8 +78,8 @@ def _mask_times(value: ir.Value | None) -> tuple[ir.Value, ir.Value, bool] | Non
 
 def _is_negative(condition: ir.Value | None, index: ir.Value) -> bool:
     """Whether `condition` is index < 0."""
-    less = condition.producer() if condition is not None else None
-    if less is None or less.op_type != "Less" or _uncast(less.inputs[0]) is not _uncast(index):
+    less = query.producer(condition, "Less")
+    if less is None or _uncast(less.inputs[0]) is not _uncast(index):
         return False
     zero = query.constant(less.inputs[1])
     return zero is not None and zero.size == 1 and zero.item() == 0
@@ -93,6 +87,6 @@ def _is_negative(condition: ir.Value | None, index: ir.Value) -> bool:
 
 def _uncast(value: ir.Value | None) -> ir.Value | None:
     """Returns the input of the Cast that computes `value`, or `value`."""
-    while value is not None and (producer := value.producer()) is not None and producer.op_type == "Cast":
-        value = producer.inputs[0]
+    while cast := query.producer(value, "Cast"):
+        value = cast.inputs[0]
     return value

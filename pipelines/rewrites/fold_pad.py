@@ -104,7 +104,7 @@ def _pads(pad: ir.Node, rank: int | None) -> list[int] | None:
 
 def _positive(value: ir.Value | None) -> bool:
     """Whether nothing in `value` can be negative."""
-    node = value.producer() if value is not None else None
+    node = query.producer(value)
     if node is None:
         return False
     if query.is_op(node, "Clip"):

@@ -62,8 +62,8 @@ class FoldScale(Rewrite):
         """Returns the value to scale instead: the first factor of a product of activations, or a single factor."""
         if query.sole_user(product) is not scale:
             return None
-        matmul = product.producer()
-        if matmul is not None and query.is_op(matmul, "MatMul") and query.constant(matmul.inputs[1]) is None:
+        matmul = query.producer(product, "MatMul")
+        if matmul is not None and query.constant(matmul.inputs[1]) is None:
             return matmul.inputs[0]
         reader = query.sole_user(scale.outputs[0])
         return product if self.factors and query.is_op(reader, "MatMul") else None

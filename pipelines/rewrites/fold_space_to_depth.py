@@ -27,7 +27,7 @@ class FoldSpaceToDepth(OperatorRewrite):
 
     def replace(self, conv: ir.Node) -> int:
         """See `OperatorRewrite`."""
-        blocks = conv.inputs[0].producer() if conv.inputs[0] is not None else None
+        blocks = query.producer(conv.inputs[0])
         layout = None if blocks is None else _blocks(blocks)
         if blocks is None or layout is None:
             return 0

@@ -75,8 +75,8 @@ class FuseActivations(Rewrite):
         if not query.is_op(node, "Max") or len(node.inputs) != 2:
             return 0
         for x, scaled in (node.inputs, node.inputs[::-1]):
-            product = scaled.producer() if scaled is not None else None
-            if x is None or product is None or not query.is_op(product, "Mul") or x not in product.inputs:
+            product = query.producer(scaled, "Mul")
+            if x is None or product is None or x not in product.inputs:
                 continue
             slope = query.scalar(next((value for value in product.inputs if value is not x), None))
             if (
@@ -107,8 +107,8 @@ class FuseActivations(Rewrite):
             or (between is not None and query.sole_user(between.outputs[0]) is not node)
         ):
             return 0
-        add = clip.inputs[0].producer() if clip.inputs[0] is not None else None
-        if add is None or not query.is_op(add, "Add") or query.sole_user(add.outputs[0]) is not clip:
+        add = query.producer(clip.inputs[0], "Add")
+        if add is None or query.sole_user(add.outputs[0]) is not clip:
             return 0
         x = next((value for value in add.inputs if query.scalar(value) is None), None)
         three = next((query.scalar(value) for value in add.inputs if query.scalar(value) is not None), None)
@@ -135,8 +135,8 @@ class FuseActivations(Rewrite):
         if not query.is_op(node, "Mul"):
             return 0
         for x, gate in (node.inputs, node.inputs[::-1]):
-            sigmoid = gate.producer() if gate is not None else None
-            if gate is None or sigmoid is None or not query.is_op(sigmoid, "HardSigmoid") or sigmoid.inputs[0] is not x:
+            sigmoid = query.producer(gate, "HardSigmoid")
+            if gate is None or sigmoid is None or sigmoid.inputs[0] is not x:
                 continue
             slopes = [sigmoid.attributes.get_float(key, default) for key, default in (("alpha", 0.2), ("beta", 0.5))]
             if not np.allclose(slopes, (1 / 6, 0.5), rtol=1e-6):

@@ -116,10 +116,8 @@ def normalized_value(mean: ir.Node) -> ir.Value | None:
         mean: The ReduceMean.
     """
     x = mean.inputs[0]
-    square = x.producer() if x is not None else None
-    if square is not None and (
-        query.is_op(square, "Pow") or (query.is_op(square, "Mul") and len(set(square.inputs)) == 1)
-    ):
+    square = query.producer(x, "Pow", "Mul")
+    if square is not None and (square.op_type == "Pow" or len(set(square.inputs)) == 1):
         return square.inputs[0]
     return x
 

@@ -129,7 +129,7 @@ def _drop(node: ir.Node) -> None:
 
 def _coming(value: ir.Value | None) -> list[int] | None:
     """Returns the permutation of the Transpose that computes a value, maybe before functions that it will pass."""
-    node = value.producer() if value is not None else None
+    node = query.producer(value)
     while node is not None and query.is_op(node, *UNARY) and node.inputs[0] is not None:
         node = node.inputs[0].producer()
     return permutation(node)
@@ -216,7 +216,7 @@ def moved(node: ir.Node, perm: list[int], main: ir.Graph) -> ir.Node:
     attributes = dict(node.attributes)
     inputs: list[ir.Value | None] = []
     for index, value in enumerate(node.inputs):
-        producer = value.producer() if value is not None else None
+        producer = query.producer(value)
         array = query.constant(value)
         if producer is not None and permutation(producer) == perm:
             value = producer.inputs[0]

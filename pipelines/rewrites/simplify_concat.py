@@ -28,20 +28,15 @@ class SimplifyConcat(Rewrite):
             edit.bypass(node, parts[0])
             return 1
         axis = _axis(node, node.outputs[0])
-        split = parts[0].producer() if parts and parts[0] is not None else None
-        if (
-            split is not None
-            and query.is_op(split, "Split")
-            and tuple(parts) == tuple(split.outputs)
-            and split.inputs[0] is not None
-        ):
+        split = query.producer(parts[0] if parts else None, "Split")
+        if split is not None and tuple(parts) == tuple(split.outputs) and split.inputs[0] is not None:
             if _axis(split, split.inputs[0], 0) == axis is not None:
                 edit.bypass(node, split.inputs[0])
                 return 1
             self.refuse(node, "it joins the parts of a Split on another axis")
         for index, part in enumerate(parts):
-            inner = part.producer() if part is not None else None
-            if inner is None or not query.is_op(inner, "Concat") or len(inner.inputs) < 2:
+            inner = query.producer(part, "Concat")
+            if inner is None or len(inner.inputs) < 2:
                 continue
             if _axis(inner, inner.outputs[0]) != axis or axis is None:
                 self.refuse(node, f"Concat {query.label(inner)} before it joins another axis")
@@ -57,13 +52,8 @@ class SimplifyConcat(Rewrite):
 
     def _split(self, node: ir.Node) -> int:
         joined = node.inputs[0] if query.is_op(node, "Split") else None
-        concat = joined.producer() if joined is not None else None
-        if (
-            joined is None
-            or concat is None
-            or not query.is_op(concat, "Concat")
-            or len(concat.inputs) != len(node.outputs)
-        ):
+        concat = query.producer(joined, "Concat")
+        if joined is None or concat is None or len(concat.inputs) != len(node.outputs):
             return 0
         axis = _axis(concat, joined)
         shapes = [query.dimensions(value) for value in (*concat.inputs, *node.outputs)]

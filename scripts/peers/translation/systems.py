@@ -64,9 +64,19 @@ def make_openvino(work: Work) -> None:
     """
     import nncf  # type: ignore[import-untyped]
     import openvino as ov
+
+    for name, part in zip(("encoder", "decoder"), _openvino_parts(work), strict=True):
+        ov.save_model(
+            nncf.compress_weights(part, mode=nncf.CompressWeightsMode.INT8_SYM),
+            work.made(f"openvino-{name}.xml"),
+            compress_to_fp16=False,
+        )
+
+
+def _openvino_parts(work: Work) -> tuple[Any, Any]:
+    """Converts encoder and decoder of a model by torch."""
+    import openvino as ov
     import torch
-    from openvino import opset13 as ops
-    from openvino._offline_transformations import apply_make_stateful_transformation
 
     from zoo.translation.models.checkpoints import load_model
     from zoo.translation.models.transformer import Transformer
@@ -95,9 +105,8 @@ def make_openvino(work: Work) -> None:
                         torch.cat([before.index_select(0, parents), now], 2)
                         for before, now in zip(past[2 * i :], new, strict=False)
                     )
-                    return layer.attention(
-                        y, grown[-2:], None
-                    )  # without torch's own form: that with a state goes wrong in OpenVINO 2026.4
+                    # without torch's own form: that with a state goes wrong in OpenVINO 2026.4
+                    return layer.attention(y, grown[-2:], None)
 
                 def cross(y: Any, i: int = i, layer: Any = layer) -> Any:
                     return layer.cross(y, memory[2 * i : 2 * i + 2], mask)
@@ -112,34 +121,40 @@ def make_openvino(work: Work) -> None:
     example = (torch.tensor([START, START]), torch.tensor([0, 1]), torch.tensor([1]), mask, *memory, *past)
     encoder = ov.convert_model(Encoder().eval(), example_input=(source,))
     decoder = ov.convert_model(Decoder().eval(), example_input=example)
-    names = [
-        "tokens",
-        "parents",
-        "position",
-        "mask",
-        *(f"memory.{i}" for i in range(len(memory))),
-        *(f"past.{i}" for i in range(len(past))),
-    ]
+    _make_stateful(decoder, len(memory), len(past), heads, width)
+    return encoder, decoder
+
+
+def _make_stateful(decoder: Any, memory: int, past: int, heads: int, width: int) -> None:
+    """Names the tensors of a decoder, and makes keys and values of the target its states, empty at first.
+
+    Args:
+        decoder: Graph of OpenVINO.
+        memory: Number of its inputs with keys and values of the source.
+        past: Number of its inputs, and outputs, with keys and values of the target.
+        heads: Heads of an attention.
+        width: Width of a head.
+    """
+    import openvino as ov
+    from openvino import opset13 as ops
+    from openvino._offline_transformations import apply_make_stateful_transformation
+
+    states = {f"past.{i}": f"grown.{i}" for i in range(past)}
+    names = ["tokens", "parents", "position", "mask", *(f"memory.{i}" for i in range(memory)), *states]
     for port, name in zip(decoder.inputs, names, strict=True):
         port.get_tensor().set_names({name})
         if name.startswith(("memory", "past")):
             port.get_node().set_partial_shape(ov.PartialShape([-1, heads, -1, width]))
-    for port, name in zip(decoder.outputs, ["logits", *(f"grown.{i}" for i in range(len(past)))], strict=True):
+    for port, name in zip(decoder.outputs, ["logits", *states.values()], strict=True):
         port.get_tensor().set_names({name})
     decoder.validate_nodes_and_infer_types()
-    apply_make_stateful_transformation(decoder, {f"past.{i}": f"grown.{i}" for i in range(len(past))})
+    apply_make_stateful_transformation(decoder, states)
     rows = ops.gather(ops.shape_of(decoder.input("parents")), ops.constant([0]), ops.constant(0))
     for node in decoder.get_ops():
-        if node.get_type_name() == "ReadValue":  # nothing at first, of as many rows as there are
+        if node.get_type_name() == "ReadValue":
             shape = ops.concat([rows, *(ops.constant(np.array([n], np.int64)) for n in (heads, 0, width))], 0)
             node.set_arguments([ops.broadcast(ops.constant(np.float32(0)), shape)])
     decoder.validate_nodes_and_infer_types()
-    for name, part in (("encoder", encoder), ("decoder", decoder)):
-        ov.save_model(
-            nncf.compress_weights(part, mode=nncf.CompressWeightsMode.INT8_SYM),
-            work.made(f"openvino-{name}.xml"),
-            compress_to_fp16=False,
-        )
 
 
 # ------------------------------------------------------------------------------------------------------------- engines

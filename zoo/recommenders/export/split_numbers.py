@@ -34,8 +34,8 @@ class SplitNumbers(Rewrite):
 
     def _split(self, main: ir.Graph, gemm: ir.Node, taken: set[str]) -> int:
         x = gemm.inputs[0]
-        concat = x.producer() if x is not None else None
-        if concat is None or concat.op_type != "Concat" or concat.attributes.get_int("axis", 0) not in (1, -1):
+        concat = query.producer(x, "Concat")
+        if concat is None or concat.attributes.get_int("axis", 0) not in (1, -1):
             return 0
         parts = [source for source in concat.inputs if source is not None]
         numbers = [is_numbers(part) for part in parts]
@@ -91,7 +91,7 @@ def is_numbers(value: ir.Value) -> bool:
     Returns:
         Whether it is.
     """
-    producer = value.producer()
-    if producer is not None and producer.op_type == "Gather" and producer.inputs[0] is not None:
-        value = producer.inputs[0]
+    gather = query.producer(value, "Gather")
+    if gather is not None and gather.inputs[0] is not None:
+        value = gather.inputs[0]
     return value.is_graph_input() and value.name == "numbers" and value.dtype == ir.DataType.FLOAT

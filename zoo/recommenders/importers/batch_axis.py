@@ -74,8 +74,8 @@ def _cancel_views(graph: ir.Graph) -> int:
     """Leaves out a Squeeze of the axes that the Unsqueeze before it added; returns the number of pairs."""
     count = 0
     for node in list(graph):
-        before = node.inputs[0].producer() if node.op_type == "Squeeze" and node.inputs[0] is not None else None
-        if before is None or before.op_type != "Unsqueeze" or len(node.inputs) < 2:
+        before = query.producer(node.inputs[0], "Unsqueeze") if node.op_type == "Squeeze" else None
+        if before is None or len(node.inputs) < 2:
             continue
         removed, added = query.constant(node.inputs[1]), query.constant(before.inputs[1])
         x = before.inputs[0]
@@ -225,8 +225,8 @@ def _unstack(graph: ir.Graph, shapes: _Shapes) -> int:
 
 def _is_lifted(value: ir.Value | None, shapes: _Shapes) -> bool:
     """Whether a value is [1, n, ...], made of [n, ...]."""
-    node = value.producer() if value is not None else None
-    axes = query.constant(node.inputs[1]) if node is not None and node.op_type == "Unsqueeze" else None
+    node = query.producer(value, "Unsqueeze")
+    axes = query.constant(node.inputs[1]) if node is not None else None
     return (
         node is not None
         and axes is not None

@@ -132,17 +132,12 @@ class MergeExperts(Rewrite):
 
 
 def _terms(value: ir.Value | None) -> list[ir.Value | None]:
-    node = value.producer() if value is not None else None
-    return [term for x in node.inputs for term in _terms(x)] if node is not None and node.op_type == "Add" else [value]
-
-
-def _made_by(value: ir.Value | None, op: str) -> ir.Node | None:
-    node = value.producer() if value is not None else None
-    return node if node is not None and query.is_op(node, op) else None
+    node = query.producer(value, "Add")
+    return [value] if node is None else [term for x in node.inputs for term in _terms(x)]
 
 
 def _layer(value: ir.Value | None) -> Layer | None:
-    node = _made_by(value, "Gemm") or _made_by(value, "MatMul")
+    node = query.producer(value, "Gemm", "MatMul")
     weight = query.constant(node.inputs[1]) if node is not None else None
     if node is None or weight is None or weight.ndim != 2 or node.inputs[0] is None:
         return None
@@ -157,8 +152,8 @@ def _layer(value: ir.Value | None) -> Layer | None:
 
 def _gates(value: ir.Value) -> Layer | None:
     """Returns the operand of a softmax as one layer: layers of one column that are concatenated, or one layer."""
-    node = _made_by(value, "Softmax")
-    joined = _made_by(node.inputs[0], "Concat") if node is not None else None
+    node = query.producer(value, "Softmax")
+    joined = query.producer(node.inputs[0], "Concat") if node is not None else None
     if node is None or joined is None:
         return None if node is None else _layer(node.inputs[0])
     layers = [layer for layer in map(_layer, joined.inputs) if layer is not None]
@@ -172,11 +167,11 @@ def _gates(value: ir.Value) -> Layer | None:
 
 
 def _expert(value: ir.Value | None) -> Expert | None:
-    product = _made_by(value, "Mul")
+    product = query.producer(value, "Mul")
     if product is None:
         return None
     for scaled, share in (product.inputs, reversed(product.inputs)):
-        entry, inner = _made_by(share, "Gather"), _made_by(scaled, "Mul")
+        entry, inner = query.producer(share, "Gather"), query.producer(scaled, "Mul")
         place = query.constant(entry.inputs[1]) if entry is not None else None
         if entry is None or inner is None or place is None or place.size != 1 or entry.inputs[0] is None:
             continue
@@ -191,5 +186,5 @@ def _expert(value: ir.Value | None) -> Expert | None:
 
 
 def _behind_tanh(layer: Layer | None) -> Layer | None:
-    tanh = _made_by(layer.x, "Tanh") if layer is not None else None
+    tanh = query.producer(layer.x, "Tanh") if layer is not None else None
     return None if tanh is None else _layer(tanh.inputs[0])

@@ -138,7 +138,7 @@ class GraphReader:
 
     def columns(self, value: ir.Value | None) -> list[tuple[int, int]]:
         """Reads an integer value as (column of the ids, offset) of every entry. May raise RequestError."""
-        node = value.producer() if value is not None else None
+        node = query.producer(value)
         if value is None or node is None:
             if value is None or not value.is_graph_input() or query.rank(value) != 2 or value.shape is None:
                 raise RequestError("lookups do not read columns of one graph input")
@@ -496,5 +496,4 @@ def _picked(node: ir.Node, output: ir.Value, width: Callable[[], int]) -> list[i
 
 
 def _is_sum(value: ir.Value | None) -> bool:
-    producer = value.producer() if value is not None else None
-    return producer is not None and producer.op_type == "ReduceSum"
+    return query.producer(value, "ReduceSum") is not None

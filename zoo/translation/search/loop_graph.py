@@ -26,6 +26,8 @@ BOOL, FLOAT, INT64 = ir.DataType.BOOL, ir.DataType.FLOAT, ir.DataType.INT64
 # outputs of every step, [sentences, beam] each: scores of the hypotheses that end there, or `MIN_SCORE`, with their
 # last token and parent beam; token and parent beam of every beam that continues
 STEPS = {"closed": FLOAT, "last_words": INT64, "last_beams": INT64, "words": INT64, "beams": INT64}
+# candidates of a step, [sentences, width] each: whether they end, scores of the hypotheses, tokens and parent beams
+CANDIDATES = {"ended": BOOL, "total": FLOAT, "words": INT64, "origin": INT64}
 
 
 def search(model: IncrementalModel, end: int = END, banned: Sequence[int] = ()) -> ir.Model:
@@ -148,7 +150,22 @@ def _turns(
     kinds = ("sentence", "limits", *model.encoder_outputs)
     after |= {name: turn("Gather", state[name], kept, dtype=states[name].dtype or FLOAT) for name in kinds}
     after["length"] = turn("Add", state["length"], turn("Squeeze", done, dtype=INT64), dtype=INT64)
-    # where each sentence of all stands among those of this turn; behind them where it has left
+    after |= _recorded(turn, steps, state, count, done, outer)
+    left = turn("Squeeze", turn("Shape", kept, dtype=INT64), dtype=INT64)
+    turn.graph.outputs.extend([turn("Greater", left, 0, dtype=BOOL), *(after[name] for name in states)])
+    return turn.graph
+
+
+def _recorded(
+    turn: GraphBuilder,
+    steps: Mapping[str, ir.Value],
+    state: Mapping[str, ir.Value],
+    count: ir.Value,
+    done: ir.Value,
+    outer: Mapping[str, ir.Value],
+) -> dict[str, ir.Value]:
+    """Appends the `STEPS` of a turn of `done` steps and `count` sentences to those of all sentences before."""
+    # index of each sentence among those of this turn; `count`, a row of nothing, for those that have left the batch
     places = turn(
         "ScatterElements",
         turn("Expand", count, outer["sentences"], dtype=INT64),
@@ -156,14 +173,13 @@ def _turns(
         turn.arange(count),
         dtype=INT64,
     )
-    gone = turn("Concat", done, [1], beam, dtype=INT64, axis=0)
+    gone = turn("Concat", done, [1], outer["beam"], dtype=INT64, axis=0)
+    recorded = {}
     for name, dtype in STEPS.items():
         nothing = turn("Expand", MIN_SCORE if dtype == FLOAT else 0, gone, dtype=dtype)
         whole = turn("Gather", turn("Concat", steps[name], nothing, dtype=dtype, axis=1), places, dtype=dtype, axis=1)
-        after[name] = turn("Concat", state[name], whole, dtype=dtype, axis=0)
-    left = turn("Squeeze", turn("Shape", kept, dtype=INT64), dtype=INT64)
-    turn.graph.outputs.extend([turn("Greater", left, 0, dtype=BOOL), *(after[name] for name in states)])
-    return turn.graph
+        recorded[name] = turn("Concat", state[name], whole, dtype=dtype, axis=0)
+    return recorded
 
 
 def _step(
@@ -196,59 +212,81 @@ def _step(
     logits = results[LOGITS]
     logits.name = f"step/{LOGITS}"
 
-    values, words = body.top(logits, outer["width"])
-    norm = _norm(body, logits, values, words)
-    for token in banned:
-        values = body("Where", body("Equal", words, token, dtype=BOOL), MIN_SCORE, values)
-    totals = body("Add", body("Reshape", state["total"], [-1, 1]), body("Sub", values, norm))
-    total, order = body.top(body("Reshape", totals, outer["matrix"]), outer["width"])
-    words = body("GatherElements", body("Reshape", words, outer["matrix"], dtype=INT64), order, dtype=INT64, axis=1)
-    origin = body("Div", order, outer["width"], dtype=INT64)
-
-    ended = body("Equal", words, end, dtype=BOOL)
-    last = body("LessOrEqual", outer["limits"], body("Add", position, 1, dtype=INT64), dtype=BOOL)
-    likely = {"ended": (ended, BOOL), "total": (total, FLOAT), "words": (words, INT64), "origin": (origin, INT64)}
-    front = {
-        name: body("Slice", value, [0], outer["beam"], [1], dtype=dtype) for name, (value, dtype) in likely.items()
-    }
-    ends = body("Or", front["ended"], body("Unsqueeze", last, [1], dtype=BOOL), dtype=BOOL)
-    closes = body("And", ends, body("Unsqueeze", state["live"], [1], dtype=BOOL), dtype=BOOL)
-    closed = body("ReduceSum", body("Cast", closes, dtype=INT64), [1], dtype=INT64, keepdims=0)
-    count = body("Add", state["found"], closed, dtype=INT64)
-    topped = body("Or", state["topped"], body("Gather", ended, 0, dtype=BOOL, axis=1), dtype=BOOL)
-    many = body("GreaterOrEqual", count, outer["enough"], dtype=BOOL)
-    enough = body("And", many, body("Or", topped, outer["penalized"], dtype=BOOL), dtype=BOOL)
-    live = body("And", state["live"], body("Not", body("Or", last, enough, dtype=BOOL), dtype=BOOL), dtype=BOOL)
-
-    late = body(
-        "Mul", body("Cast", ended, dtype=INT64), 2**20, dtype=INT64
-    )  # what has ended comes after all that goes on
-    _, kept = body.top(body("Add", late, body.arange(outer["width"]), dtype=INT64), outer["beam"], largest=0)
-    going = {
-        name: body("GatherElements", likely[name][0], kept, dtype=likely[name][1], axis=1)
-        for name in ("total", "words", "origin")
-    }
+    likely = _candidates(body, logits, state["total"], outer, end, banned)
+    top, closes, finished = _close(body, likely, position, outer, state)
+    going = _continue(body, likely, outer)
     after = {
         TOKENS: body("Reshape", going["words"], [-1], dtype=INT64),
         PARENTS: body("Reshape", body("Add", going["origin"], outer["firsts"], dtype=INT64), [-1], dtype=INT64),
         "total": going["total"],
-        "live": live,
-        "found": count,
-        "topped": topped,
+        **finished,
         **{cache.before: results[cache.after] for cache in model.caches},
     }
-    alive = body("ReduceSum", body("Cast", live, dtype=INT64), dtype=INT64, keepdims=0)
+    alive = body("ReduceSum", body("Cast", finished["live"], dtype=INT64), dtype=INT64, keepdims=0)
     more = body("Greater", alive, outer["few"], dtype=BOOL)
-    of_step = [
-        body("Where", closes, front["total"], MIN_SCORE),
-        front["words"],
-        front["origin"],
-        going["words"],
-        going["origin"],
-    ]
+    closed = body("Where", closes, top["total"], MIN_SCORE)
+    of_step = [closed, top["words"], top["origin"], going["words"], going["origin"]]
     step.outputs.extend([more, *(after[name] for name in states), *of_step])
     step.sort()  # the position stands after its readers
     return step
+
+
+def _candidates(
+    body: GraphBuilder,
+    logits: ir.Value,
+    total: ir.Value,
+    outer: Mapping[str, ir.Value],
+    end: int,
+    banned: Sequence[int],
+) -> dict[str, ir.Value]:
+    """The `CANDIDATES` of a step: the continuations of each sentence with the highest scores."""
+    values, words = body.top(logits, outer["width"])
+    norm = _norm(body, logits, values, words)
+    for token in banned:
+        values = body("Where", body("Equal", words, token, dtype=BOOL), MIN_SCORE, values)
+    totals = body("Add", body("Reshape", total, [-1, 1]), body("Sub", values, norm))
+    total, order = body.top(body("Reshape", totals, outer["matrix"]), outer["width"])
+    words = body("GatherElements", body("Reshape", words, outer["matrix"], dtype=INT64), order, dtype=INT64, axis=1)
+    origin = body("Div", order, outer["width"], dtype=INT64)
+    ended = body("Equal", words, end, dtype=BOOL)
+    return {"ended": ended, "total": total, "words": words, "origin": origin}
+
+
+def _close(
+    body: GraphBuilder,
+    likely: Mapping[str, ir.Value],
+    position: ir.Value,
+    outer: Mapping[str, ir.Value],
+    state: Mapping[str, ir.Value],
+) -> tuple[dict[str, ir.Value], ir.Value, dict[str, ir.Value]]:
+    """Closes hypotheses that end among the first `beam` candidates, or that have their maximum length.
+
+    Returns:
+        These candidates; which of them close, [sentences, beam]; and the states "live", "found" and "topped".
+    """
+    last = body("LessOrEqual", outer["limits"], body("Add", position, 1, dtype=INT64), dtype=BOOL)
+    top = {
+        name: body("Slice", likely[name], [0], outer["beam"], [1], dtype=dtype) for name, dtype in CANDIDATES.items()
+    }
+    ends = body("Or", top["ended"], body("Unsqueeze", last, [1], dtype=BOOL), dtype=BOOL)
+    closes = body("And", ends, body("Unsqueeze", state["live"], [1], dtype=BOOL), dtype=BOOL)
+    closed = body("ReduceSum", body("Cast", closes, dtype=INT64), [1], dtype=INT64, keepdims=0)
+    count = body("Add", state["found"], closed, dtype=INT64)
+    topped = body("Or", state["topped"], body("Gather", likely["ended"], 0, dtype=BOOL, axis=1), dtype=BOOL)
+    many = body("GreaterOrEqual", count, outer["enough"], dtype=BOOL)
+    enough = body("And", many, body("Or", topped, outer["penalized"], dtype=BOOL), dtype=BOOL)
+    live = body("And", state["live"], body("Not", body("Or", last, enough, dtype=BOOL), dtype=BOOL), dtype=BOOL)
+    return top, closes, {"live": live, "found": count, "topped": topped}
+
+
+def _continue(body: GraphBuilder, likely: Mapping[str, ir.Value], outer: Mapping[str, ir.Value]) -> dict[str, ir.Value]:
+    """The first `beam` candidates that have not ended: "total", "words" and "origin", [sentences, beam] each."""
+    late = body("Mul", body("Cast", likely["ended"], dtype=INT64), 2**20, dtype=INT64)  # ended candidates come last
+    _, kept = body.top(body("Add", late, body.arange(outer["width"]), dtype=INT64), outer["beam"], largest=0)
+    return {
+        name: body("GatherElements", likely[name], kept, dtype=CANDIDATES[name], axis=1)
+        for name in ("total", "words", "origin")
+    }
 
 
 def _norm(body: GraphBuilder, logits: ir.Value, values: ir.Value, words: ir.Value) -> ir.Value:

@@ -105,11 +105,8 @@ def _sums(node: ir.Node) -> list[tuple[ir.Value | None, ir.Value | None]]:
     """Candidates for the weights and items of a weighted sum."""
     if node.op_type == "MatMul" and all(query.constant(source) is None for source in node.inputs):
         return [(node.inputs[0], node.inputs[1])]
-    if node.op_type == "ReduceSum" and query.integers(node, "axes", 1) in ([1], (1,)):
-        product = node.inputs[0].producer() if node.inputs[0] is not None else None
-        if product is not None and product.op_type == "Mul":
-            return both(list(product.inputs))
-    return []
+    product = query.producer(node.inputs[0], "Mul") if node.op_type == "ReduceSum" else None
+    return both(list(product.inputs)) if product is not None and query.integers(node, "axes", 1) == [1] else []
 
 
 def _unit(pooled: ir.Value, shares: ir.Value | None, items: ir.Value | None) -> AttentionUnit:
@@ -119,9 +116,8 @@ def _unit(pooled: ir.Value, shares: ir.Value | None, items: ir.Value | None) -> 
     activations: list[Activation] = []
     while True:
         x, weight, bias = layer(x)
-        parts = plain(x).producer()
         layers.insert(0, (weight, bias))
-        if parts is not None and parts.op_type == "Concat":
+        if (parts := query.producer(plain(x), "Concat")) is not None:
             break
         x, activation = _activation(x, len(weight))
         activations.insert(0, activation)
@@ -178,27 +174,27 @@ def _activation(value: ir.Value | None, units: int) -> tuple[ir.Value, Activatio
 
 def _factors(value: ir.Value | None) -> list[ir.Value]:
     """The factors of a product."""
-    node = plain(value).producer()
-    if node is None or node.op_type != "Mul":
+    node = query.producer(plain(value), "Mul")
+    if node is None:
         return [plain(value)]
     return [factor for source in node.inputs for factor in _factors(source)]
 
 
 def _dice(gated: Sequence[ir.Value], other: Sequence[ir.Value], units: int) -> tuple[ir.Value, Activation]:
     """Dice, p x + alpha (1 - p) x with p the sigmoid of normalized x, from the factors of both summands."""
-    shares = [factor for factor in gated if (made := factor.producer()) is not None and made.op_type == "Sigmoid"]
+    shares = [factor for factor in gated if query.producer(factor, "Sigmoid") is not None]
     if len(gated) != 2 or len(shares) != 1 or len(other) not in (2, 3):
         raise NoMatch
     share = shares[0]
     (x,) = (factor for factor in gated if factor is not share)
     alpha, seen = np.ones(1), 0
     for factor in other:
-        constant, made = query.constant(factor), factor.producer()
+        constant, made = query.constant(factor), query.producer(factor, "Sub")
         if constant is not None:
             alpha = constant
         elif factor is x:
             seen += 1
-        elif made is not None and made.op_type == "Sub" and plain(made.inputs[1]) is share:
+        elif made is not None and plain(made.inputs[1]) is share:
             one = query.constant(made.inputs[0])
             if one is None or (one != 1).any():
                 raise NoMatch
@@ -230,9 +226,7 @@ def _first(
 ) -> tuple[ir.Value, tuple[Array, Array, Array, Array]]:
     """The targets, and the first layer on keys, targets and products."""
     operands = [plain(part) for part in parts.inputs]
-    targets = {
-        operand for operand in operands if operand is not keys and not _is(operand, "Sub") and not _is(operand, "Mul")
-    }
+    targets = {operand for operand in operands if operand is not keys and query.producer(operand, "Sub", "Mul") is None}
     if len(targets) != 1 or len(weight) % len(operands):
         raise NoMatch
     (target,) = targets
@@ -254,8 +248,3 @@ def _first(
             made[0 if pair[0] is keys else 1] += own
             made[0 if pair[1] is keys else 1] -= own
     return target, (made[0], made[1], made[2], bias)
-
-
-def _is(value: ir.Value, op: str) -> bool:
-    node = value.producer()
-    return node is not None and node.op_type == op

@@ -68,8 +68,8 @@ def producer(value: ir.Value | None, *ops: str) -> ir.Node:
     Raises:
         NoMatch: The operator is of another type.
     """
-    node = plain(value).producer()
-    if node is None or node.op_type not in ops:
+    node = query.producer(plain(value), *ops)
+    if node is None:
         raise NoMatch
     return node
 
@@ -160,11 +160,11 @@ def row_normalization(node: ir.Node, x: ir.Value, units: int) -> tuple[float, fl
 
 def _is_deviation(value: ir.Value | None, x: ir.Value) -> bool:
     """Whether a value is x less its mean over the units."""
-    node = plain(value).producer()
-    if node is None or node.op_type != "Sub" or plain(node.inputs[0]) is not x:
+    node = query.producer(plain(value), "Sub")
+    if node is None or plain(node.inputs[0]) is not x:
         return False
-    mean = plain(node.inputs[1]).producer()
-    return mean is not None and mean.op_type == "ReduceMean" and plain(mean.inputs[0]) is x and _over_units(mean)
+    mean = query.producer(plain(node.inputs[1]), "ReduceMean")
+    return mean is not None and plain(mean.inputs[0]) is x and _over_units(mean)
 
 
 def _over_units(reduction: ir.Node) -> bool:

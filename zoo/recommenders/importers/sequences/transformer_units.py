@@ -189,8 +189,8 @@ def _scores(value: ir.Value | None, depth: int = 0) -> tuple[ir.Node, float, boo
 
 def _scaled(value: ir.Value | None) -> tuple[ir.Value, float]:
     """Input and factor of a product with a number."""
-    node = plain(value).producer()
-    if node is None or node.op_type not in ("Mul", "Div"):
+    node = query.producer(plain(value), "Mul", "Div")
+    if node is None:
         return plain(value), 1.0
     x, constant = _with_constant(node)
     if constant.size != 1 or (node.op_type == "Div" and plain(node.inputs[0]) is not x):

@@ -43,18 +43,16 @@ def dice(matched: Matcher, value: ir.Value | None) -> tuple[ir.Value | None, Act
     Raises:
         NoMatch: The operators are others.
     """
-    node = value.producer() if value is not None else None
-    if node is not None and node.op_type == "PRelu":
+    if query.producer(value, "PRelu") is not None:
         x, slope = matched.with_constant(value, "PRelu")
         return x, Activation(NONE, NONE, NONE, slope.ravel())
     for x, gate in both(matched.up(value, "Mul", 2)):
-        if gate is None or gate.producer() is None or gate.producer().op_type != "Add":  # type: ignore[union-attr]
+        if query.producer(gate, "Add") is None:
             continue
         risen, slope = matched.with_constant(gate, "Add")
         share, rise = matched.with_constant(risen, "Mul")
         standard, epsilon = matched.up(share, "Sigmoid", 1)[0], 0.0
-        made = standard.producer() if standard is not None else None
-        if made is not None and made.op_type == "LayerNormalization":
+        if query.producer(standard, "LayerNormalization") is not None:
             source, (scale, shift), epsilon = matched.norm(standard)
         else:
             scaled, shift = matched.with_constant(standard, "Add")
@@ -62,6 +60,43 @@ def dice(matched: Matcher, value: ir.Value | None) -> tuple[ir.Value | None, Act
         if source is x:
             return x, Activation(scale.ravel(), shift.ravel(), rise.ravel(), slope.ravel(), epsilon)
     raise NoMatch
+
+
+def _scores(matched: Matcher, shares: ir.Value | None) -> tuple[ir.Value | None, ir.Value | None, bool, bool]:
+    """Reads the weights of the items as scores and mask.
+
+    Returns:
+        The scores, the mask, whether a Softmax makes weights of the scores, and whether the scores are the weights
+        (neither a Softmax nor a Sigmoid).
+    """
+    if query.producer(shares, "Softmax") is not None:
+        scores, barred = matched.up(matched.up(shares, "Softmax", 1)[0], "Add", 2)
+        return scores, matched.barred(barred), True, False
+    scores, mask = matched.up(shares, "Mul", 2)
+    node = query.producer(scores)
+    raw = node is not None and node.op_type != "Sigmoid"
+    return scores if raw else matched.up(scores, "Sigmoid", 1)[0], mask, False, raw
+
+
+def _unit(
+    matched: Matcher, scores: ir.Value | None
+) -> tuple[ir.Value | None, tuple[Array, Array, Array, Array], tuple[Activation, Activation]]:
+    """Reads the layers of the activation unit behind its first one, whose result comes first.
+
+    One hidden layer is read as two, the second one linear.
+
+    Returns:
+        The first layer's result; the second layer's weight and bias, the weight and bias of the score; the activations.
+    """
+    x, score, score_bias = matched.layer(scores)
+    x, one = dice(matched, x)
+    try:
+        before, hidden, bias = matched.layer(x)
+        before, first = dice(matched, before)
+    except NoMatch:
+        hidden, bias = score, np.zeros(1, np.float32)
+        return x, (hidden, bias, np.ones((1, 1), np.float32), score_bias), (one, LINE)
+    return before, (hidden, bias, score, score_bias), (first, one)
 
 
 def target_attention(matched: Matcher, value: ir.Value, columns: Columns) -> TargetAttention:
@@ -79,17 +114,7 @@ def target_attention(matched: Matcher, value: ir.Value, columns: Columns) -> Tar
         NoMatch: The operators are others.
     """
     shares, keys = matched.up(matched.up(value, "Squeeze", 1)[0], "MatMul", 2)
-    shares = matched.up(shares, "Transpose", 1)[0]
-    producer = shares.producer() if shares is not None else None
-    softmax, raw = producer is not None and producer.op_type == "Softmax", False
-    if softmax:
-        scores, barred = matched.up(matched.up(shares, "Softmax", 1)[0], "Add", 2)
-        mask = matched.barred(barred)
-    else:
-        scores, mask = matched.up(shares, "Mul", 2)
-        made = scores.producer() if scores is not None else None
-        raw = made is not None and made.op_type != "Sigmoid"
-        scores = scores if raw else matched.up(scores, "Sigmoid", 1)[0]
+    scores, mask, softmax, raw = _scores(matched, matched.up(shares, "Transpose", 1)[0])
     ids, padding = matched.mask(matched.up(mask, "Unsqueeze", 1)[0])
     keys, gaps = without_gaps(matched, keys)
     gap_weight = None
@@ -98,16 +123,7 @@ def target_attention(matched: Matcher, value: ir.Value, columns: Columns) -> Tar
         distant, gap_weight = matched.with_constant(distance, "MatMul")
         if distant is not gaps:
             raise NoMatch
-    x, score, score_bias = matched.layer(scores)
-    x, one = dice(matched, x)
-    hidden, bias = score, np.zeros(1, np.float32)
-    two = LINE
-    try:
-        x, hidden, bias = matched.layer(x)
-        two, score = one, score
-        x, one = dice(matched, x)
-    except NoMatch:  # one hidden layer
-        score = np.ones((1, 1), np.float32)
+    x, (hidden, bias, score, score_bias), activations = _unit(matched, scores)
     compared, queried = matched.up(x, "Add", 2)
     key, product = matched.up(compared, "Add", 2)
     own, key_weight = matched.with_constant(key, "MatMul")
@@ -134,7 +150,7 @@ def target_attention(matched: Matcher, value: ir.Value, columns: Columns) -> Tar
         padding,
         tuple(array.astype(np.float64) for array in arrays),
         float(score_bias[0]),
-        (one, two),
+        activations,
         softmax,
         raw,
         gaps_of(matched, columns, gaps, table.shape[1], count, gap_weight),

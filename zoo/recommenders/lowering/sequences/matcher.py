@@ -40,8 +40,8 @@ class Matcher:
         Raises:
             NoMatch: The operators are others.
         """
-        node = value.producer() if value is not None else None
-        if node is None or node.op_type != op or node.domain or len(node.inputs) < inputs:
+        node = query.producer(value, op)
+        if node is None or len(node.inputs) < inputs:
             raise NoMatch
         self.nodes.add(node)
         return list(node.inputs)
@@ -212,8 +212,7 @@ class Matcher:
             NoMatch: The operators are others.
         """
         for one, other in both(self.up(value, "Add", 2)):
-            node = one.producer() if one is not None else None
-            if node is not None and node.op_type == op:
+            if query.producer(one, op) is not None:
                 return one, other
         raise NoMatch
 

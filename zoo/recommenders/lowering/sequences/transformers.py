@@ -119,8 +119,8 @@ def encoded_sequence(matched: Matcher, value: ir.Value, columns: Columns) -> Enc
         block = _Block(matched, x, newest=not blocks)
         blocks.insert(0, block)
         x = block.x
-        producer = x.producer() if x is not None else None
-        if producer is None or producer.op_type != "Add" or any(query.constant(y) is not None for y in producer.inputs):
+        total = query.producer(x, "Add")
+        if total is None or any(query.constant(y) is not None for y in total.inputs):
             break
     scaled, position = matched.with_constant(x, "Add")
     scaled, gaps = without_gaps(matched, scaled)
