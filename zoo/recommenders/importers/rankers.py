@@ -417,30 +417,46 @@ def _wrapped(model: ir.Model, features: Features, sources: dict[str, InputSource
         new[name] = ir.Value(
             name=name, type=ir.TensorType(ir.DataType.from_numpy(dtype)), shape=ir.Shape(["batch", *shape[1:]])
         )
-    nodes: list[ir.Node] = []
-
-    def node(op: str, inputs: list[ir.Value | None], dtype: ir.DataType, **more: Any) -> ir.Value:
-        nodes.append(edit.node(op, inputs, f"columns.{op.lower()}", dtype=dtype, taken=taken, **more))
-        return nodes[-1].outputs[0]
-
-    codes = {log_field.start: known_ids(log_field)[:, 0] for log_field in features.fields}
+    nodes = []
     for value, origin in zip(old, sources.values(), strict=True):
-        kind, parts = ir.DataType.from_numpy(origin.dtype), []
-        for is_id, column in zip(origin.ids.ravel(), origin.columns.ravel(), strict=True):
-            index = edit.initializer(main, "columns.at", np.array([column]), taken)
-            source = new["ids" if is_id else "numbers"]
-            part = node("Gather", [source, index], source.dtype or kind, axis=1)
-            field = next((e for e in features.fields if is_id and e.start <= column < e.start + e.width), None)
-            if field is not None and field.last:  # the ranker knows no missing values
-                table = edit.initializer(main, "columns.known", codes[field.start], taken)
-                part = node("Gather", [table, part], ir.DataType.INT64)
-            parts.append(node("Cast", [part], kind, to=int(kind)))
-        joined = parts[0] if len(parts) == 1 else node("Concat", list(parts), kind, axis=1)
-        if not origin.columns.shape:
-            joined = node("Reshape", [joined, edit.initializer(main, "columns.shape", np.array([-1]), taken)], kind)
-        value.replace_all_uses_with(joined)
+        column, computed = _input_of_columns(main, new, features, origin, taken)
+        value.replace_all_uses_with(column)
+        nodes += computed
     main.insert_before(main[0], nodes)
     main.inputs[:] = list(new.values())
+    _name_results(main, names, taken)
+    infer_shapes(made)
+    return made
+
+
+def _input_of_columns(
+    main: ir.Graph, inputs: Mapping[str, ir.Value], features: Features, origin: InputSource, taken: set[str]
+) -> tuple[ir.Value, list[ir.Node]]:
+    """An input of the original graph as columns of the features' inputs, and the operators that compute it."""
+    nodes: list[ir.Node] = []
+
+    def node(op: str, operands: list[ir.Value | None], dtype: ir.DataType, **more: Any) -> ir.Value:
+        nodes.append(edit.node(op, operands, f"columns.{op.lower()}", dtype=dtype, taken=taken, **more))
+        return nodes[-1].outputs[0]
+
+    kind, parts = ir.DataType.from_numpy(origin.dtype), []
+    for is_id, column in zip(origin.ids.ravel(), origin.columns.ravel(), strict=True):
+        index = edit.initializer(main, "columns.at", np.array([column]), taken)
+        source = inputs["ids" if is_id else "numbers"]
+        part = node("Gather", [source, index], source.dtype or kind, axis=1)
+        field = next((e for e in features.fields if is_id and e.start <= column < e.start + e.width), None)
+        if field is not None and field.last:  # the ranker knows no missing values
+            codes = edit.initializer(main, "columns.known", known_ids(field)[:, 0], taken)
+            part = node("Gather", [codes, part], ir.DataType.INT64)
+        parts.append(node("Cast", [part], kind, to=int(kind)))
+    joined = parts[0] if len(parts) == 1 else node("Concat", list(parts), kind, axis=1)
+    if not origin.columns.shape:
+        joined = node("Reshape", [joined, edit.initializer(main, "columns.shape", np.array([-1]), taken)], kind)
+    return joined, nodes
+
+
+def _name_results(main: ir.Graph, names: Sequence[str], taken: set[str]) -> None:
+    """Makes the outputs of a graph, or the columns of its only one, outputs [n, 1] of these names."""
     column = edit.initializer(main, "probability.shape", np.array([-1, 1]), taken)
     results: list[ir.Value | None] = list(main.outputs)
     if len(results) < len(names):  # one result of several columns
@@ -459,5 +475,3 @@ def _wrapped(model: ir.Model, features: Features, sources: dict[str, InputSource
         reshape.outputs[0].shape = ir.Shape(["batch", 1])
     main.extend(last)
     main.outputs[:] = [final.outputs[0] for final in last]
-    infer_shapes(made)
-    return made

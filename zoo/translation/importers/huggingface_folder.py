@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pipelines.core.errors import one_line
 from zoo.translation.data.tokens import END
@@ -132,87 +135,127 @@ class Folder(ModelReader):
         """Returns the search options of generation_config.json. size: tokens of the target vocabulary."""
         ours = Renumbering(size, *(token if token < size else -1 for token in (unknown, end))).ours
         options = {key: value for key, value in self.generation.items() if value is not None}
-        for key, value in options.items():
+        return _GenerationOptions(options, ours, self.faults).rules(start)
+
+
+class _GenerationOptions:
+    """Reads generation_config.json as a `SearchConfig`.
+
+    Args:
+        options: Options that are set.
+        ours: The zoo's token of every original one, int64 [tokens].
+        faults: List that invalid and unsupported options are added to.
+    """
+
+    def __init__(self, options: Mapping[str, Any], ours: NDArray[np.int64], faults: list[str]) -> None:
+        self.options, self.ours, self.faults = options, ours, faults
+
+    def rules(self, start: int) -> SearchConfig:
+        """Returns the search options.
+
+        Args:
+            start: Original token that translations start with.
+        """
+        self._require_supported()
+        banned, bad_words = self._banned()
+        first = self.options.get("forced_bos_token_id")
+        prefix = self._tokens("forced_bos_token_id", [] if first is None else [first])
+        forced_end = self._forces_end()
+        stopping = self.options.get("early_stopping", False)
+        if stopping not in (True, False, "never"):
+            self.faults.append(f"early_stopping is {stopping!r}, expected true, false or never")
+        least, most = self._lengths(len(prefix))
+        repeated, copied = self._number("no_repeat_ngram_size", 0), self._number("encoder_no_repeat_ngram_size", 0)
+        if repeated == 1:
+            self.faults.append("no_repeat_ngram_size 1 is not supported")
+        penalty = float(self._number("repetition_penalty", 1.0, (int, float)))
+        if penalty <= 0:
+            self.faults.append(f"repetition_penalty is {penalty}, expected a number above 0")
+        beam = self._number("num_beams", 1)  # greedy, as generate() without it
+        if not 1 <= beam <= MAX_BEAM:
+            self.faults.append(f"num_beams is {beam}, expected 1 to {MAX_BEAM}")
+        return SearchConfig(
+            "transformers",
+            beam=beam,
+            length_penalty=float(self._number("length_penalty", 1.0, (int, float))),
+            early_stopping=stopping,
+            prefix=tuple(prefix),
+            banned=banned,
+            least=least,
+            most=most,
+            forced_end=forced_end,
+            no_repeat_ngram=repeated,
+            encoder_no_repeat_ngram=copied,
+            repetition_penalty=penalty,
+            counted=(int(self.ours[start]),) if 0 <= start < len(self.ours) else (),
+            bad_words=bad_words,
+            first_banned=tuple(self._tokens("begin_suppress_tokens", self.options.get("begin_suppress_tokens") or [])),
+            **self._sampling(),
+            renormalize=bool(self.options.get("renormalize_logits", False)),
+        )
+
+    def _number(self, key: str, default: float, kinds: type | tuple[type, ...] = int) -> Any:
+        value: Any = self.options.get(key, default)
+        sound = isinstance(value, kinds) and not isinstance(value, bool)
+        if not sound or not -1e6 < value < 1e6:
+            self.faults.append(f"{key} is {value!r}, expected a number")
+            return default
+        return value
+
+    def _tokens(self, key: str, tokens: Sequence[Any]) -> list[int]:
+        """The zoo's tokens of original tokens that an option lists."""
+        if not all(isinstance(token, int) and 0 <= token < len(self.ours) for token in tokens):
+            self.faults.append(f"{key} names tokens that are not in the vocabulary")
+            return []
+        return [int(self.ours[token]) for token in tokens]
+
+    def _require_supported(self) -> None:
+        for key, value in self.options.items():
             if key in UNSUPPORTED:
                 if value not in UNSUPPORTED[key]:
                     self.faults.append(f"{key} {value!r} is not supported; remove it from {GENERATION}")
             elif key not in SUPPORTED and value is not False:
                 self.faults.append(f"{GENERATION} has {key}, which is unknown; remove it")
 
-        def number(key: str, default: float, kinds: type | tuple[type, ...] = int) -> Any:
-            value: Any = options.get(key, default)
-            sound = isinstance(value, kinds) and not isinstance(value, bool)
-            if not sound or not -1e6 < value < 1e6:
-                self.faults.append(f"{key} is {value!r}, expected a number")
-                return default
-            return value
-
-        def tokens(key: str, listed: Any) -> list[int]:
-            if not all(isinstance(token, int) and 0 <= token < len(ours) for token in listed):
-                self.faults.append(f"{key} names tokens that are not in the vocabulary")
-                return []
-            return [int(ours[token]) for token in listed]
-
-        words = options.get("bad_words_ids") or []
+    def _banned(self) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+        """Tokens that are never chosen, and sequences of several tokens that are never completed."""
+        words = self.options.get("bad_words_ids") or []
         if not all(isinstance(word, list) and word for word in words):
             self.faults.append(f"bad_words_ids are {words!r:.60}, expected lists of tokens")
             words = []
-        bad_words = [tuple(tokens("bad_words_ids", word)) for word in words]
+        bad_words = [tuple(self._tokens("bad_words_ids", word)) for word in words]
         banned = [word[0] for word in bad_words if len(word) == 1 and word[0] != END]
-        banned += tokens("suppress_tokens", options.get("suppress_tokens") or [])
-        prefix = tokens("forced_bos_token_id", [options[key] for key in ("forced_bos_token_id",) if key in options])
-        forced = options.get("forced_eos_token_id")
-        if forced is not None and tokens("forced_eos_token_id", forced if isinstance(forced, list) else [forced]) != [
-            END
-        ]:
+        banned += self._tokens("suppress_tokens", self.options.get("suppress_tokens") or [])
+        return tuple(dict.fromkeys(banned)), tuple(word for word in bad_words if len(word) > 1)
+
+    def _forces_end(self) -> bool:
+        """Whether the last token of a translation of maximum length is the end."""
+        forced = self.options.get("forced_eos_token_id")
+        if forced is None:
+            return False
+        if self._tokens("forced_eos_token_id", forced if isinstance(forced, list) else [forced]) != [END]:
             self.faults.append(f"forced_eos_token_id {forced} is not the end, which is not supported")
-        stopping = options.get("early_stopping", False)
-        if stopping not in (True, False, "never"):
-            self.faults.append(f"early_stopping is {stopping!r}, expected true, false or never")
-        length, new = number("max_length", 2), number("max_new_tokens", 1)  # the start is a token of the length
+        return True
+
+    def _lengths(self, prefix: int) -> tuple[int, int]:
+        """Least and most tokens of a translation behind its start; 0 for no limit. prefix: forced tokens."""
+        length, new = self._number("max_length", 2), self._number("max_new_tokens", 1)  # the start counts as a token
         if length < 2 or new < 1:
             self.faults.append(f"max_length is {length} and max_new_tokens {new}, expected at least 2 and 1")
-        most = new if "max_new_tokens" in options else (length - 1 if "max_length" in options else 0)
-        least = number("min_new_tokens", -1) + 1 or number("min_length", 0)
-        repeated, copied = number("no_repeat_ngram_size", 0), number("encoder_no_repeat_ngram_size", 0)
-        penalty = float(number("repetition_penalty", 1.0, (int, float)))
-        if penalty <= 0:
-            self.faults.append(f"repetition_penalty is {penalty}, expected a number above 0")
-        beam = number("num_beams", 1)  # greedy, as generate() without it
-        if not 1 <= beam <= MAX_BEAM:
-            self.faults.append(f"num_beams is {beam}, expected 1 to {MAX_BEAM}")
-        if repeated == 1:
-            self.faults.append("no_repeat_ngram_size 1 is not supported")
-        if most and most <= len(prefix):
+        most = new if "max_new_tokens" in self.options else (length - 1 if "max_length" in self.options else 0)
+        if most and most <= prefix:
             self.faults.append(f"translations of at most {most} tokens have no room for one")
-        return SearchConfig(
-            "transformers",
-            beam=beam,
-            length_penalty=float(number("length_penalty", 1.0, (int, float))),
-            early_stopping=stopping,
-            prefix=tuple(prefix),
-            banned=tuple(dict.fromkeys(banned)),
-            least=least,
-            most=most,
-            forced_end=forced is not None,
-            no_repeat_ngram=repeated,
-            encoder_no_repeat_ngram=copied,
-            repetition_penalty=penalty,
-            counted=(int(ours[start]),) if 0 <= start < len(ours) else (),
-            bad_words=tuple(word for word in bad_words if len(word) > 1),
-            first_banned=tuple(tokens("begin_suppress_tokens", options.get("begin_suppress_tokens") or [])),
-            **self._sampling(options, number),
-            renormalize=bool(options.get("renormalize_logits", False)),
-        )
+        return self._number("min_new_tokens", -1) + 1 or self._number("min_length", 0), most
 
-    def _sampling(self, options: Mapping[str, Any], number: Callable[..., Any]) -> dict[str, Any]:
-        """Returns the rules of sampling. number: reads a number by key, default and types."""
+    def _sampling(self) -> dict[str, Any]:
+        """The options of sampling; none of them for a deterministic search."""
+        options = self.options
         if not options.get("do_sample"):
             return {}
-        temperature, top_p = (float(number(key, 1.0, (int, float))) for key in ("temperature", "top_p"))
+        temperature, top_p = (float(self._number(key, 1.0, (int, float))) for key in ("temperature", "top_p"))
         wrong = {name: options.get(name) not in values for name, values in WARPERS.items()}
         wrong |= {"num_beams": options.get("num_beams", 1) != 1, "temperature": temperature <= 0}
         wrong["top_p"] = not 0 < top_p <= 1
         for name in (name for name, is_wrong in wrong.items() if is_wrong):
             self.faults.append(f"do_sample with {name} {options[name]} is not supported; remove one from {GENERATION}")
-        return {"sample": True, "temperature": temperature, "top_k": number("top_k", TOP_K), "top_p": top_p}
+        return {"sample": True, "temperature": temperature, "top_k": self._number("top_k", TOP_K), "top_p": top_p}
