@@ -44,9 +44,7 @@ def app(arguments: Mapping[str, Any]) -> Any:
     """
     import_ray()
     from ray import serve
-    from starlette.responses import Response
 
-    from zoo.serving.http import asgi
     from zoo.serving.workers.model_loader import parse_options
 
     options = dict(arguments)
@@ -61,6 +59,33 @@ def app(arguments: Mapping[str, Any]) -> Any:
         )
     numbers = {name: int(text) for name, text in options.items() if isinstance(text, str) and text.isdecimal()}
     served, config = parse_options(model_list, **{**options, **numbers, "workers": 1})
+    return serve.deployment(
+        _replica_type(served, config, max_models),
+        name="zoo",
+        ray_actor_options={"num_cpus": config.threads},
+        max_ongoing_requests=config.queue,
+        autoscaling_config={
+            "min_replicas": min_replicas,
+            "max_replicas": max(max_replicas, min_replicas),
+            "target_ongoing_requests": TARGET_REQUESTS,
+        },
+        graceful_shutdown_timeout_s=config.grace,
+    ).bind()
+
+
+def _replica_type(served: Sequence[Any], config: Any, max_models: int) -> type:
+    """Returns the class of the deployment's replicas.
+
+    Args:
+        served: Models.
+        config: Configuration of the application.
+        max_models: Maximum number of loaded models; 0 for one application with all.
+    """
+    from ray import serve
+    from starlette.responses import Response
+
+    from zoo.serving.http import asgi
+
     by_name = {model.name: model for model in served}
 
     class ASGIResponse(Response):  # type: ignore[misc]  # if starlette is not installed
@@ -95,18 +120,7 @@ def app(arguments: Mapping[str, Any]) -> Any:
             if self.all_models is not None:
                 await self.all_models.start()
 
-    return serve.deployment(
-        Replica,
-        name="zoo",
-        ray_actor_options={"num_cpus": config.threads},
-        max_ongoing_requests=config.queue,
-        autoscaling_config={
-            "min_replicas": min_replicas,
-            "max_replicas": max(max_replicas, min_replicas),
-            "target_ongoing_requests": TARGET_REQUESTS,
-        },
-        graceful_shutdown_timeout_s=config.grace,
-    ).bind()
+    return Replica
 
 
 class MultiplexedModel:

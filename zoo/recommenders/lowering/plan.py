@@ -185,31 +185,21 @@ class LoweringPlan:
                 for part in x.parts:
                     self._visit(part)
             case Crossed():
-                self.crossed[tuple(map(id, x.changes))] = x
-                self._visit_multiplied(x.x)
-                for change in x.changes:
-                    assert isinstance(change, Linear | SigmoidGated)
-                    for layer in [change] if isinstance(change, Linear) else [change.x, change.gates]:
-                        self.multiplied[layer] = x.x
-                    self.forms.setdefault(change, set()).add("f4")
-                    self._visit(change)
+                self._visit_crossed(x)
             case GatedCodes():
                 self._visit_multiplied(x.x)
                 self.multiplied[x.gates], self.opened[x.gates] = x.x, None
                 self._visit_float(x.gates)
             case FieldAttention():
-                for vector in x.vectors:
-                    self.even[vector] = None
-                    self._visit_vector(vector)
+                self._visit_even(x.vectors)
                 if x.x is not None:
                     self._visit(x.x)
-            case Dots() | Factorization():
+            case Factorization():
+                self._visit_even(x.vectors)
+            case Dots():
                 for vector in x.vectors:
-                    if isinstance(x, Factorization):
-                        self.even[vector] = None
                     self._visit_vector(vector)
-                if isinstance(x, Dots):
-                    self.pieces[x] = None
+                self.pieces[x] = None
             case L2Normalized():
                 if isinstance(x.x, Field) and not x.x.pool:
                     self._seen.add(x.x)
@@ -219,18 +209,33 @@ class LoweringPlan:
                 for source in x.sources():
                     self._visit_float(source, relu=x.rectifies)
             case Product():
-                for factor, other in ((x.x, x.y), (x.y, x.x)):
-                    if isinstance(factor, Linear) and factor.relu and not is_relu(other):
-                        self.coded[factor] = None
-                        self.forms.setdefault(factor, set()).add("i2")
-                        self._visit(factor)
-                    else:
-                        self._visit_float(factor)
+                self._visit_product(x)
             case ProbabilityProduct():
                 self._visit(x.x)
                 self._visit(x.y)
             case Numbers():
                 self.numbers.append(x)
+
+    def _visit_crossed(self, x: Crossed) -> None:
+        """Records a state of a cross network, whose changes multiply the codes of its vectors."""
+        self.crossed[tuple(map(id, x.changes))] = x
+        self._visit_multiplied(x.x)
+        for change in x.changes:
+            assert isinstance(change, Linear | SigmoidGated)
+            for layer in [change] if isinstance(change, Linear) else [change.x, change.gates]:
+                self.multiplied[layer] = x.x
+            self.forms.setdefault(change, set()).add("f4")
+            self._visit(change)
+
+    def _visit_product(self, x: Product) -> None:
+        """Records a product of two layers; one behind a ReLU is read as codes if the other one is not."""
+        for factor, other in ((x.x, x.y), (x.y, x.x)):
+            if isinstance(factor, Linear) and factor.relu and not is_relu(other):
+                self.coded[factor] = None
+                self.forms.setdefault(factor, set()).add("i2")
+                self._visit(factor)
+            else:
+                self._visit_float(factor)
 
     def _visit_multiplied(self, x: Expression) -> None:
         """Records vectors whose codes are multiplied by floats; each entry has a code of its own."""
@@ -243,6 +248,12 @@ class LoweringPlan:
                 self._visit(part)
             else:
                 self._visit_vector(part)
+
+    def _visit_even(self, vectors: Sequence[Expression]) -> None:
+        """Records vectors whose codes share one scale."""
+        for vector in vectors:
+            self.even[vector] = None
+            self._visit_vector(vector)
 
     def _visit_vector(self, x: Expression) -> None:
         """Records a vector whose entries are multiplied as codes."""
