@@ -128,5 +128,46 @@ inline void store_channels(uint8_t *address, Ints bytes) {
     if constexpr (Count == 16) _mm_storeu_si128(reinterpret_cast<__m128i *>(address), _mm512_castsi512_si128(bytes));
 }
 
+// sum += products with the weights `Offset` bytes behind an address: gcc 12 would load them ahead and keep them on the stack.
+template <int64_t Offset>
+ZOO_INLINE inline void dot_weights(Ints &sum, Ints u8, const int8_t *weights) {
+    Ints copy = sum;
+    asm("vpdpbusd %c3(%2), %1, %0" : "+v"(copy) : "v"(u8), "r"(weights), "i"(Offset));
+    sum = copy;
+}
+
+// Count bytes of an address and of those `steps` behind it, side by side in a vector; of 48 alone.
+template <int Count>
+ZOO_INLINE inline Ints load_parts(const uint8_t *address, const int64_t (&steps)[3]) {
+    const auto sixteen = [](const uint8_t *a) ZOO_INLINE { return _mm_loadu_si128(reinterpret_cast<const __m128i *>(a)); };
+    const auto both = [](__m256i a, __m256i b) ZOO_INLINE { return _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1); };
+    if constexpr (Count == 16) {
+        const __m256i first = _mm256_inserti128_si256(_mm256_castsi128_si256(sixteen(address)), sixteen(address + steps[0]), 1);
+        return both(first, _mm256_inserti128_si256(_mm256_castsi128_si256(sixteen(address + steps[1])), sixteen(address + steps[2]), 1));
+    } else if constexpr (Count == 32) {
+        const auto *a = reinterpret_cast<const __m256i *>(address), *b = reinterpret_cast<const __m256i *>(address + steps[0]);
+        return both(_mm256_loadu_si256(a), _mm256_loadu_si256(b));
+    } else {
+        return load(address);
+    }
+}
+template <int Count>
+ZOO_INLINE inline void store_parts(uint8_t *address, const int64_t (&steps)[3], Ints bytes) {
+    const auto sixteen = [](uint8_t *a, __m128i v) ZOO_INLINE { _mm_storeu_si128(reinterpret_cast<__m128i *>(a), v); };
+    if constexpr (Count == 16) {
+        sixteen(address, _mm512_castsi512_si128(bytes));
+        sixteen(address + steps[0], _mm512_extracti32x4_epi32(bytes, 1));
+        sixteen(address + steps[1], _mm512_extracti32x4_epi32(bytes, 2));
+        sixteen(address + steps[2], _mm512_extracti32x4_epi32(bytes, 3));
+    } else if constexpr (Count == 32) {
+        _mm256_storeu_si256(reinterpret_cast<__m256i *>(address), _mm512_castsi512_si256(bytes));
+        _mm256_storeu_si256(reinterpret_cast<__m256i *>(address + steps[0]), _mm512_extracti64x4_epi64(bytes, 1));
+    } else if constexpr (Count == 48) {
+        store_channels<48>(address, bytes);
+    } else {
+        store(address, bytes);
+    }
+}
+
 }  // namespace
 }  // namespace zoo

@@ -73,5 +73,22 @@ inline void store_channels(uint8_t *address, Ints bytes) {
     _mm_storeu_si128(reinterpret_cast<__m128i *>(address), _mm256_castsi256_si128(bytes));
 }
 
+template <int64_t Offset>
+ZOO_INLINE inline void dot_weights(Ints &sum, Ints u8, const int8_t *weights) { dot_u8s8(sum, u8, load(weights + Offset)); }
+
+// Count bytes of an address and of the one `steps` behind it, side by side in a vector.
+template <int Count>
+ZOO_INLINE inline Ints load_parts(const uint8_t *address, const int64_t (&steps)[3]) {
+    if constexpr (Count == 32) return load(address);
+    const auto *a = reinterpret_cast<const __m128i *>(address), *b = reinterpret_cast<const __m128i *>(address + steps[0]);
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128(a)), _mm_loadu_si128(b), 1);
+}
+template <int Count>
+ZOO_INLINE inline void store_parts(uint8_t *address, const int64_t (&steps)[3], Ints bytes) {
+    if constexpr (Count == 32) return store(address, bytes);
+    _mm_storeu_si128(reinterpret_cast<__m128i *>(address), _mm256_castsi256_si128(bytes));
+    _mm_storeu_si128(reinterpret_cast<__m128i *>(address + steps[0]), _mm256_extracti128_si256(bytes, 1));
+}
+
 }  // namespace
 }  // namespace zoo

@@ -7,15 +7,16 @@ namespace zoo {
 namespace {
 
 // Blocks of channels, those of a vector of bytes: weights [groups][channels][4], bias int32 [channels], scale float [channels], placed as those of a panel of
-// four vectors.
+// four vectors. The channels of a last, narrow block come again for the segments of a row that fill its vector.
 constexpr int64_t kChannels = 4 * kInts;
 inline int64_t depthwise_bytes(int64_t groups, int64_t channels) { return (4 * groups + 8) * round_up(channels, kChannels); }
 
 inline void pack_depthwise(const int8_t *weight, const int32_t *bias, const float *scale, int64_t groups, int64_t channels, void *packed) {
     auto *out = static_cast<int8_t *>(packed);
     std::memset(out, 0, static_cast<size_t>(depthwise_bytes(groups, channels)));
-    for (int64_t j = 0; j < (kChannels % channels ? channels : kChannels); ++j) {  // a part of a block again, for several pixels at once
-        const int64_t c = j % channels;
+    const int64_t narrow = channels % kChannels, whole = channels - narrow;
+    for (int64_t j = 0; j < (narrow && kChannels % narrow == 0 ? whole + kChannels : channels); ++j) {
+        const int64_t c = j < channels ? j : whole + (j - whole) % narrow;
         int8_t *block = out + j / kChannels * (4 * groups + 8) * kChannels;
         const int64_t offset = 4 * place(4, j % kChannels);
         for (int64_t t = 0; t < 4 * groups; ++t) block[t / 4 * 4 * kChannels + offset + t % 4] = weight[t * channels + c];
@@ -50,148 +51,126 @@ struct DepthwiseResults {
     }
 };
 
-// One block of channels of n pixels; Reused: how many columns of a 3 x 3 window the next one reads again (-1: windows of any taps).
-template <int Reused, class Store>
-ZOO_INLINE inline void depthwise_block(const Depthwise &d, const int8_t *w, const uint8_t *x, uint8_t *out, int64_t n, Store store) {
+// A row of n pixels in a block of `Count` channels: segments of it, side by side, fill a vector. They overlap where the pixels do not part evenly.
+template <int Count>
+struct Segments {
+    static constexpr int64_t kParts = kChannels / Count;
+    int64_t pixels, x[3] = {}, out[3] = {};
+    Segments(const Depthwise &d, int64_t n) : pixels((n + kParts - 1) / kParts) {
+        for (int64_t p = 1; p < kParts; ++p) {
+            const int64_t first = p * pixels < n - pixels ? p * pixels : n - pixels;
+            x[p - 1] = first * d.x_step, out[p - 1] = first * d.out_step;
+        }
+    }
+    ZOO_INLINE inline Ints read(const uint8_t *address) const { return load_parts<Count>(address, x); }
+    ZOO_INLINE inline void write(uint8_t *address, Ints bytes) const { store_parts<Count>(address, out, bytes); }
+};
+
+// Windows of any taps.
+template <int Count>
+void any_windows(const Depthwise &d, const int8_t *w, const uint8_t *x, uint8_t *out, const Segments<Count> &segments) {
     constexpr int64_t kVector = 4 * kInts, kGroup = 4 * kVector;  // bytes
     const int8_t *bias = w + kGroup * d.groups;
     const DepthwiseResults results(d, bias + kGroup);
-    const auto finish = [&](const Ints(&sums)[4]) ZOO_INLINE {
-        store(out, results.of(sums));
-        out += d.out_step;
-    };
-    Ints sums[4];
-    const auto begin = [&]() ZOO_INLINE { unroll<4>([&](auto i) ZOO_INLINE { sums[i.value] = load(bias + kVector * i.value); }); };
-    const auto add = [&](const Quads &quads, const int8_t *weights) ZOO_INLINE {
-        unroll<4>([&](auto i) ZOO_INLINE { dot_u8s8(sums[i.value], quads.values[i.value], load(weights + kVector * i.value)); });
-    };
-    if constexpr (Reused < 0) {
-        for (int64_t p = 0; p < n; ++p, x += d.x_step) {
-            begin();
-            for (int64_t g = 0; g < d.groups; ++g) {
-                const int64_t *offsets = d.offsets + 4 * g;
-                add(Quads(load(x + offsets[0]), load(x + offsets[1]), load(x + offsets[2]), load(x + offsets[3])), w + kGroup * g);
-            }
-            finish(sums);
+    for (int64_t p = 0; p < segments.pixels; ++p, x += d.x_step, out += d.out_step) {
+        Ints sums[4];
+        unroll<4>([&](auto i) ZOO_INLINE { sums[i.value] = load(bias + kVector * i.value); });
+        for (int64_t g = 0; g < d.groups; ++g) {
+            const int64_t *offsets = d.offsets + 4 * g;
+            const Quads taps(segments.read(x + offsets[0]), segments.read(x + offsets[1]), segments.read(x + offsets[2]), segments.read(x + offsets[3]));
+            unroll<4>([&](auto i) ZOO_INLINE { dot_u8s8(sums[i.value], taps.values[i.value], load(w + kGroup * g + kVector * i.value)); });
         }
-        return;
-    }
-    const uint8_t *top = x + d.offsets[0], *middle = x + d.offsets[1], *bottom = x + d.offsets[2];
-    const int64_t step = d.offsets[4] - d.offsets[0];
-    const auto column = [&](int64_t k) ZOO_INLINE {
-        const Ints last = load(bottom + k * step);
-        return Quads(load(top + k * step), load(middle + k * step), last, last);
-    };
-    const auto advance = [&]() ZOO_INLINE { top += d.x_step, middle += d.x_step, bottom += d.x_step; };
-    if constexpr (Reused == 2) {
-        Quads first = column(0), second = column(1);
-        for (int64_t p = 0; p < n; ++p, advance()) {
-            const Quads third = column(2);
-            begin(), add(first, w), add(second, w + kGroup), add(third, w + 2 * kGroup);
-            finish(sums);
-            first = second, second = third;
-        }
-    } else if constexpr (Reused == 0) {
-        for (int64_t p = 0; p < n; ++p, advance()) {
-            begin(), add(column(0), w), add(column(1), w + kGroup), add(column(2), w + 2 * kGroup);
-            finish(sums);
-        }
-    } else {
-        Quads first = column(0);
-        for (int64_t p = 0; p < n; ++p, advance()) {
-            const Quads second = column(1), third = column(2);
-            begin(), add(first, w), add(second, w + kGroup), add(third, w + 2 * kGroup);
-            finish(sums);
-            first = third;
-        }
+        segments.write(out, results.of(sums));
     }
 }
 
-// Pixels of 5 x 5 windows, `stride` columns apart. quads: of each column the first four rows, and the last row from it on.
-template <int Pixels, class Store>
-ZOO_INLINE inline void tile_of_five(const Depthwise &d, const int8_t *w, const Ints (*quads)[8], int64_t stride, uint8_t *out, Store store) {
-    constexpr int64_t kVector = 4 * kInts, kGroup = 4 * kVector;
-    const int8_t *bias = w + kGroup * d.groups;
-    Ints sums[Pixels][4];
-    unroll<Pixels>([&](auto p) ZOO_INLINE { unroll<4>([&](auto i) ZOO_INLINE { sums[p.value][i.value] = load(bias + kVector * i.value); }); });
-    const auto add = [&](const Ints (*first)[8], auto part) ZOO_INLINE {
-        Ints weights[4];
-        unroll<4>([&](auto i) ZOO_INLINE { weights[i.value] = load(w + kVector * i.value); });
-        unroll<Pixels>([&](auto p) ZOO_INLINE {
-            unroll<4>([&](auto i) ZOO_INLINE { dot_u8s8(sums[p.value][i.value], first[p.value * stride][part.value + i.value], weights[i.value]); });
+// Windows of Side x Side, Stride columns apart. A column of x is read once and added to the sums of all pixels whose windows have it.
+template <int Side, int Stride, int Count>
+struct Windows {
+    static constexpr int64_t kVector = 4 * kInts, kGroup = 4 * kVector;
+    static constexpr int kBefore = (Side - 1) / Stride;          // pixels that begin before the first one is complete
+    static constexpr bool kKept = Side == 3 && kInts == 16;  // the weights stay in registers
+    const Segments<Count> &segments;
+    const int8_t *weights, *bias;
+    const uint8_t *rows[Side];
+    int64_t step;
+    Ints kept[kKept ? 3 : 1][4], sums[kBefore + 1][4];  // of the pixel that began last, and of those before it
+
+    ZOO_INLINE inline Windows(const Depthwise &d, const int8_t *w, const uint8_t *x, const Segments<Count> &of)
+        : segments(of), weights(w), bias(w + kGroup * d.groups), step(d.offsets[4] - d.offsets[0]) {
+        unroll<Side>([&](auto i) ZOO_INLINE { rows[i.value] = x + d.offsets[i.value < 4 ? i.value : 20]; });
+        if constexpr (kKept)
+            unroll<3>([&](auto g) ZOO_INLINE { unroll<4>([&](auto i) ZOO_INLINE { kept[g.value][i.value] = load(w + kGroup * g.value + kVector * i.value); }); });
+    }
+    template <int Group>
+    ZOO_INLINE inline void add(Ints (&to)[4], const Quads &taps) {
+        unroll<4>([&](auto i) ZOO_INLINE {
+            if constexpr (kKept) dot_u8s8(to[i.value], taps.values[i.value], kept[Group][i.value]);
+            else dot_weights<kGroup * Group + kVector * i.value>(to[i.value], taps.values[i.value], weights);
         });
-        w += kGroup;
-    };
-    for (int64_t k = 0; k < 5; ++k) add(quads + k, Index<0>{});
-    add(quads, Index<4>{}), add(quads + 4, Index<4>{});
-    const DepthwiseResults results(d, bias + kGroup);
-    unroll<Pixels>([&](auto p) ZOO_INLINE { store(out + p.value * d.out_step, results.of(sums[p.value])); });
-}
-
-template <int Pixels, class Store>
-ZOO_INLINE inline void tiles_of_five(int64_t n, const Depthwise &d, const int8_t *w, const Ints (*quads)[8], int64_t stride, uint8_t *out, Store store) {
-    if (n == Pixels) return tile_of_five<Pixels>(d, w, quads, stride, out, store);
-    if constexpr (Pixels > 1) tiles_of_five<Pixels - 1>(n, d, w, quads, stride, out, store);
-}
-
-template <class Store>
-void depthwise_of_five(const Depthwise &d, const int8_t *w, const uint8_t *x, uint8_t *out, int64_t n, int64_t stride, Store store) {
-    constexpr int64_t kColumns = 32, kTile = 5;  // columns at a time; pixels whose sums and a group's weights fill the registers
-    const int64_t *offsets = d.offsets, step = offsets[4] - offsets[0], most = (kColumns - 5) / stride + 1;
-    Ints quads[kColumns][8];
-    for (int64_t first = 0, count; first < n; first += count) {
-        count = n - first < most ? n - first : most;
-        const int64_t columns = (count - 1) * stride + 5;
-        const uint8_t *from = x + first * d.x_step;
-        for (int64_t c = 0; c < columns; ++c, from += step) {
-            const Quads rows(load(from + offsets[0]), load(from + offsets[1]), load(from + offsets[2]), load(from + offsets[3]));
-            unroll<4>([&](auto i) ZOO_INLINE { quads[c][i.value] = rows.values[i.value]; });
-            if (c % stride) continue;
-            const uint8_t *last = from + offsets[20];
-            const int64_t next = c + 5 <= columns ? step : 0;  // behind it only the first one has a weight
-            const Quads row(load(last), load(last + next), load(last + 2 * next), load(last + 3 * next));
-            unroll<4>([&](auto i) ZOO_INLINE { quads[c][4 + i.value] = row.values[i.value]; });
+    }
+    // The next column: the one `Phase` of the window of the pixel that began last. Begun: pixels that have begun; next: from column to column of the last row.
+    template <int Phase, int Begun>
+    ZOO_INLINE inline void column(int64_t next) {
+        if constexpr (Phase == 0) {
+            unroll<Begun - 1>([&](auto m) ZOO_INLINE {
+                constexpr int to = Begun - 1 - m.value;
+                unroll<4>([&](auto i) ZOO_INLINE { sums[to][i.value] = sums[to - 1][i.value]; });
+            });
+            unroll<4>([&](auto i) ZOO_INLINE { sums[0][i.value] = load(bias + kVector * i.value); });
         }
-        const int64_t tiles = (count + kTile - 1) / kTile;
-        for (int64_t t = 0, p = 0; t < tiles; ++t) {
-            const int64_t pixels = count / tiles + (t < count % tiles);
-            tiles_of_five<kTile>(pixels, d, w, quads + p * stride, stride, out + (first + p) * d.out_step, store);
-            p += pixels;
+        const Ints third = segments.read(rows[2]);
+        const Quads taps(segments.read(rows[0]), segments.read(rows[1]), third, Side == 3 ? third : segments.read(rows[3 % Side]));
+        unroll<Begun>([&](auto m) ZOO_INLINE {
+            constexpr int tap = Phase + Stride * m.value;
+            if constexpr (tap < Side) add<tap>(sums[m.value], taps);
+        });
+        if constexpr (Side == 5 && Phase == 0) {  // the last row: four columns of the pixel that begins, and the last one of the pixel that is complete
+            const uint8_t *last = rows[4];
+            const Quads row(segments.read(last), segments.read(last + next), segments.read(last + 2 * next), segments.read(last + 3 * next));
+            add<5>(sums[0], row);
+            if constexpr (Begun == kBefore + 1) add<6>(sums[kBefore], row);
+        }
+        unroll<Side>([&](auto i) ZOO_INLINE { rows[i.value] += step; });
+    }
+    ZOO_INLINE inline void run(const Depthwise &d, uint8_t *out) {
+        const DepthwiseResults results(d, bias + kGroup);
+        unroll<kBefore>([&](auto p) ZOO_INLINE { unroll<Stride>([&](auto phase) ZOO_INLINE { column<phase.value, p.value + 1>(step); }); });
+        for (int64_t p = 0; p < segments.pixels; ++p, out += d.out_step) {
+            const bool begins = p + kBefore < segments.pixels;  // else that pixel is none, and the row ends before its window
+            column<0, kBefore + 1>(begins ? step : 0);
+            segments.write(out, results.of(sums[kBefore]));
+            if (p + 1 < segments.pixels) unroll<Stride - 1>([&](auto f) ZOO_INLINE { column<f.value + 1, kBefore + 1>(step); });
         }
     }
+};
+
+template <int Side, int Stride, int Count>
+void windows(const Depthwise &d, const int8_t *w, const uint8_t *x, uint8_t *out, const Segments<Count> &segments) {
+    Windows<Side, Stride, Count>(d, w, x, segments).run(d, out);
 }
 
-template <class Store>
-void depthwise_with(const Depthwise &d, const int8_t *w, const uint8_t *x, uint8_t *out, int64_t n, Store store) {
-    const int64_t step = d.side ? d.offsets[4] - d.offsets[0] : 0;
-    if (d.side == 3 && d.x_step == step) return depthwise_block<2>(d, w, x, out, n, store);
-    if (d.side == 3 && d.x_step == 2 * step) return depthwise_block<1>(d, w, x, out, n, store);
-    if (d.side == 3 && d.x_step == 4 * step) return depthwise_block<0>(d, w, x, out, n, store);
-    if constexpr (kInts == 16)  // sixteen registers hold the sums of too few pixels
-        for (int64_t stride : {1, 2, 4})
-            if (d.side == 5 && d.x_step == stride * step) return depthwise_of_five(d, w, x, out, n, stride, store);
-    depthwise_block<-1>(d, w, x, out, n, store);
+template <int Count>
+void depthwise_block(const Depthwise &d, const int8_t *w, const uint8_t *x, uint8_t *out, int64_t n) {
+    const Segments<Count> segments(d, n);
+    const auto are = [&](int64_t side, int64_t stride) { return d.side == side && d.x_step == stride * (d.offsets[4] - d.offsets[0]); };
+    if (are(3, 1)) return windows<3, 1>(d, w, x, out, segments);
+    if (are(3, 2)) return windows<3, 2>(d, w, x, out, segments);
+    if constexpr (kInts == 16) {  // sixteen registers do not hold the sums
+        if (are(5, 1)) return windows<5, 1>(d, w, x, out, segments);
+        if (are(5, 2)) return windows<5, 2>(d, w, x, out, segments);
+    }
+    any_windows(d, w, x, out, segments);
 }
 
 inline void depthwise(const Depthwise &d, const uint8_t *x, uint8_t *out, int64_t n) {
     const auto *w = static_cast<const int8_t *>(d.packed);
-    const auto whole = [](uint8_t *address, Ints bytes) ZOO_INLINE { store(address, bytes); };
-    const int64_t together = kChannels % d.channels ? 1 : kChannels / d.channels;
-    if (together > 1 && d.x_step == d.channels && d.out_step == d.channels && n >= together) {
-        Depthwise joined = d;  // pixels side by side, as a block's channels are
-        joined.x_step = joined.out_step = kChannels;
-        depthwise_with(joined, w, x, out, n / together, whole);
-        x += n / together * kChannels, out += n / together * kChannels, n %= together;
-    }
-    for (int64_t c = 0; c < d.channels && n; c += kChannels, w += 4 * kChannels * (d.groups + 2)) {
-        const int64_t left = d.channels - c;
-        if (left >= kChannels) depthwise_with(d, w, x + c, out + c, n, whole);
-        unroll<kChannels / 16 - 1>([&](auto i) {
+    for (int64_t c = 0; c < d.channels; c += kChannels, w += 4 * kChannels * (d.groups + 2))
+        unroll<kChannels / 16>([&](auto i) {
             constexpr int kCount = 16 * (i.value + 1);
-            if (left == kCount) depthwise_with(d, w, x + c, out + c, n,
-                                                [](uint8_t *address, Ints bytes) ZOO_INLINE { store_channels<kCount>(address, bytes); });
+            const int64_t left = d.channels - c;
+            if (left == kCount || (kCount == kChannels && left > kCount)) depthwise_block<kCount>(d, w, x + c, out + c, n);
         });
-    }
 }
 
 }  // namespace
