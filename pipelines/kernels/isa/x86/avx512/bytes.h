@@ -97,6 +97,34 @@ ZOO_INLINE inline Ints load_panel(const uint8_t *address) {
     return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0),
                                     _mm512_castsi128_si512(_mm_loadu_si128(reinterpret_cast<const __m128i *>(address))));
 }
+// The same of the rows of `pixels` that fill a vector, at `column`.
+template <int V>
+ZOO_INLINE inline void store_rows(uint8_t *const *out, const int64_t *pixels, int64_t column, Ints bytes) {
+    const auto to = [&](int r) ZOO_INLINE { return out[pixels[r]] + column; };
+    if constexpr (V == 1) {
+        const __m512i rows = _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), bytes);
+        unroll<4>([&](auto r) ZOO_INLINE { _mm_storeu_si128(reinterpret_cast<__m128i *>(to(r.value)), _mm512_extracti32x4_epi32(rows, r.value)); });
+    } else if constexpr (V == 2) {
+        const __m512i rows = _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), bytes);
+        unroll<2>([&](auto r) ZOO_INLINE { _mm256_storeu_si256(reinterpret_cast<__m256i *>(to(r.value)), _mm512_extracti64x4_epi64(rows, r.value)); });
+    } else {
+        store_panel<V>(to(0), bytes);
+    }
+}
+template <int V>
+ZOO_INLINE inline Ints load_rows(const uint8_t *const *from, const int64_t *pixels, int64_t column) {
+    const auto at = [&](int r) ZOO_INLINE { return from[pixels[r]] + column; };
+    if constexpr (V == 1) {
+        __m512i rows = _mm512_castsi128_si512(_mm_loadu_si128(reinterpret_cast<const __m128i *>(at(0))));
+        unroll<3>([&](auto r) ZOO_INLINE { rows = _mm512_inserti32x4(rows, _mm_loadu_si128(reinterpret_cast<const __m128i *>(at(r.value + 1))), r.value + 1); });
+        return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), rows);
+    } else if constexpr (V == 2) {
+        const auto half = [&](int r) ZOO_INLINE { return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(at(r))); };
+        return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), _mm512_inserti64x4(_mm512_castsi256_si512(half(0)), half(1), 1));
+    } else {
+        return load_panel<V>(at(0));
+    }
+}
 // The floats of a panel in order.
 inline void order_panel(const Floats (&q)[4], Floats (&out)[4]) {
     const Floats a = _mm512_shuffle_f32x4(q[0], q[1], 0x88), b = _mm512_shuffle_f32x4(q[2], q[3], 0x88);

@@ -52,15 +52,18 @@ inline Ints load_bytes(const uint8_t *address, int64_t count) {
     return load(bytes);
 }
 
-// 128 bits by 128 bits of the bytes of two vectors of int32 to bytes in order, and back.
+// The bytes of two rows of a panel of two vectors of int32, 128 bits by 128 bits, to bytes in order, and back.
 template <int V>
-ZOO_INLINE inline void store_panel(uint8_t *out, Ints bytes) {
+ZOO_INLINE inline void store_rows(uint8_t *const *out, const int64_t *pixels, int64_t column, Ints bytes) {
     static_assert(V == 2, "outputs come in whole sixteens");
-    _mm_storeu_si128(reinterpret_cast<__m128i *>(out), _mm256_castsi256_si128(_mm256_permute4x64_epi64(bytes, 0x08)));
+    const __m256i rows = _mm256_permute4x64_epi64(bytes, 0xD8);
+    _mm_storeu_si128(reinterpret_cast<__m128i *>(out[pixels[0]] + column), _mm256_castsi256_si128(rows));
+    _mm_storeu_si128(reinterpret_cast<__m128i *>(out[pixels[1]] + column), _mm256_extracti128_si256(rows, 1));
 }
 template <int V>
-ZOO_INLINE inline Ints load_panel(const uint8_t *address) {
-    return _mm256_permute4x64_epi64(_mm256_castsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i *>(address))), 0x10);
+ZOO_INLINE inline Ints load_rows(const uint8_t *const *from, const int64_t *pixels, int64_t column) {
+    const auto row = [&](int r) ZOO_INLINE { return _mm_loadu_si128(reinterpret_cast<const __m128i *>(from[pixels[r]] + column)); };
+    return _mm256_permute4x64_epi64(_mm256_inserti128_si256(_mm256_castsi128_si256(row(0)), row(1), 1), 0xD8);
 }
 // The floats of a panel in order.
 inline void order_panel(const Floats (&q)[2], Floats (&out)[2]) {

@@ -54,29 +54,48 @@ inline Ints broadcast_dword(const uint8_t *address) {
 
 constexpr int64_t kLine = 64;
 
+// What layers compute: of n pixels, from column `column` on, the panel at w.
+template <class Out>
+struct PanelOf {
+    const Dense &d;
+    const int8_t *w;
+    const uint8_t *const *in;
+    Out *const *out;
+    const Out *const *others;  // null, or to add
+    int64_t n, column;
+
+    int64_t inputs() const { return d.stretches * d.stretch; }
+    const int8_t *bias(int64_t vectors) const { return w + kInts * vectors * inputs(); }
+    const int8_t *scales(int64_t vectors) const { return bias(vectors) + 4 * kInts * vectors; }
+};
+
 // The sums of Rows pixels and one panel.
 template <int Rows, int V>
 struct DenseSums {
     Ints values[Rows][V];
-    // ahead: bytes that come into L2 meanwhile, a cache line with the weights of four inputs.
-    ZOO_INLINE inline const int8_t *run(const Dense &d, const int8_t *w, const uint8_t *const *in, const int8_t *ahead) {
-        const uint8_t *x[Rows];
-        const int8_t *bias = w + kInts * V * d.stretches * d.stretch;
+    const uint8_t *x[Rows];
+    ZOO_INLINE inline void begin(const uint8_t *const *in, const int8_t *bias) {
         unroll<Rows>([&](auto r) ZOO_INLINE {
             x[r.value] = in[r.value];
             unroll<V>([&](auto v) ZOO_INLINE { values[r.value][v.value] = load(bias + 4 * kInts * v.value); });
         });
+    }
+    // Four inputs, k bytes behind the pixels' first.
+    ZOO_INLINE inline void add_inputs(int64_t k, const int8_t *w) {
+        Ints weights[V];
+        unroll<V>([&](auto v) ZOO_INLINE { weights[v.value] = load(w + 4 * kInts * v.value); });
+        unroll<Rows>([&](auto r) ZOO_INLINE {
+            const Ints four = broadcast_dword(x[r.value] + k);
+            unroll<V>([&](auto v) ZOO_INLINE { dot_u8s8(values[r.value][v.value], four, weights[v.value]); });
+        });
+    }
+    // ahead: bytes that come into L2 meanwhile, a cache line with the weights of four inputs.
+    ZOO_INLINE inline void add_all(const Dense &d, const int8_t *w, const int8_t *ahead) {
         for (int64_t s = 0; s < d.stretches; ++s)
             for (int64_t k = d.offsets[s], end = k + d.stretch; k < end; k += 4, w += 4 * kInts * V, ahead += kLine) {
-                Ints weights[V];
                 __builtin_prefetch(ahead, 0, 2);
-                unroll<V>([&](auto v) ZOO_INLINE { weights[v.value] = load(w + 4 * kInts * v.value); });
-                unroll<Rows>([&](auto r) ZOO_INLINE {
-                    const Ints four = broadcast_dword(x[r.value] + k);
-                    unroll<V>([&](auto v) ZOO_INLINE { dot_u8s8(values[r.value][v.value], four, weights[v.value]); });
-                });
+                add_inputs(k, w);
             }
-        return bias + 4 * kInts * V;  // the scales
     }
 };
 
@@ -105,14 +124,14 @@ struct ActivationOf {
     }
 };
 
-// Of a panel whose first column is `column`.
+// Of a panel whose first column is `column`; of several rows, the gains again.
 template <int V>
 struct ScaledActivationOf {
     ActivatedWords words;
     Ints first, second;
     explicit ScaledActivationOf(const Dense &d, int64_t column) : words(*d.activation) {
         Ints gains[4] = {};
-        unroll<V>([&](auto v) ZOO_INLINE { gains[v.value] = load(static_cast<const int8_t *>(d.gains) + 8 * column + 4 * kInts * v.value); });
+        unroll<V == 3 ? 3 : 4>([&](auto i) ZOO_INLINE { gains[i.value] = load(static_cast<const int8_t *>(d.gains) + 8 * column + 4 * kInts * (i.value % V)); });
         first = to_words(gains[0], gains[1]), second = to_words(gains[2], gains[3]);
     }
     template <int>
@@ -156,36 +175,45 @@ inline End end_of(const Dense &d) {
     return d.bytes.low > 0 || d.bytes.high < 255 ? End::kClipped : End::kBytes;
 }
 
-template <End kEnd, int Rows, int V>
-void dense_tile(const Dense &d, const int8_t *w, const int8_t *ahead, const uint8_t *const *in, uint8_t *const *out,
-                const uint8_t *const *others, int64_t column) {
-    DenseSums<Rows, V> sums;
-    const int8_t *scales = sums.run(d, w, in, ahead);
-    Floats scale[4] = {};
-    unroll<V>([&](auto v) ZOO_INLINE { scale[v.value] = load_floats(scales + 4 * kInts * v.value); });
-    const auto finish = [&](const auto &bytes_of, auto then) ZOO_INLINE {
-        unroll<Rows>([&](auto r) ZOO_INLINE {
-            Ints q[4] = {};
-            unroll<V>([&](auto v) ZOO_INLINE { q[v.value] = requantized(sums.values[r.value][v.value], scale[v.value]); });
-            store_panel<V>(out[r.value] + column, then(bytes_of.template pack<V>(q), r.value));
-        });
-    };
-    const auto alone = [](Ints bytes, int) ZOO_INLINE { return bytes; };
-    if constexpr (kEnd == End::kScaled) {
-        finish(ScaledActivationOf<V>(d, column), alone);
-    } else if constexpr (kEnd == End::kActivated) {
-        finish(ActivationOf(*d.activation), alone);
-    } else if constexpr (kEnd == End::kSummed) {
-        const BytesOf<true> bytes_of(d.bytes);
-        const SumOf other(*d.sum);
-        finish(bytes_of, [&](Ints bytes, int r) ZOO_INLINE {
-            const Ints added = load_panel<V>(others[r] + column);
-            return d.other_first ? other.of<V>(added, bytes) : other.of<V>(bytes, added);
-        });
-    } else {
-        finish(BytesOf<kEnd == End::kClipped>(d.bytes), alone);
-    }
+// Rows of a panel whose bytes fill a vector.
+template <int V>
+constexpr int kTogether = V < 3 ? 4 / V : 1;
+
+template <End kEnd, int V>
+ZOO_INLINE inline auto packer_of(const Dense &d, int64_t column) {
+    if constexpr (kEnd == End::kScaled) return ScaledActivationOf<V>(d, column);
+    else if constexpr (kEnd == End::kActivated) return ActivationOf(*d.activation);
+    else return BytesOf<kEnd != End::kBytes>(d.bytes);
 }
+
+// Finishes sums as bytes, kRows pixels at a time.
+template <End kEnd, int V>
+struct ByteResults {
+    using Panel = PanelOf<uint8_t>;
+    static constexpr int kVectors = V, kRows = kTogether<V>;
+    const Panel panel;  // a copy: bytes that are stored may be anything else
+    const decltype(packer_of<kEnd, V>(panel.d, 0)) of;
+    const int8_t *const scales;
+    ZOO_INLINE inline explicit ByteResults(const Panel &p) : panel(p), of(packer_of<kEnd, V>(p.d, p.column)), scales(p.scales(V)) {}
+    // The sums from row First on, of a tile whose first pixel is `first`; past its last row that one again.
+    template <int First, int Rows>
+    ZOO_INLINE inline void finish(const Ints (&sums)[Rows][V], int64_t first) const {
+        Ints q[4] = {};
+        int64_t pixels[kRows];
+        unroll<kRows>([&](auto i) ZOO_INLINE {
+            constexpr int row = First + i.value < Rows ? First + i.value : Rows - 1;
+            pixels[i.value] = first + row;
+            unroll<V>([&](auto v) ZOO_INLINE { q[i.value * V + v.value] = requantized(sums[row][v.value], load_floats(scales + 4 * kInts * v.value)); });
+        });
+        Ints bytes = of.template pack<kRows * V>(q);
+        if constexpr (kEnd == End::kSummed) {
+            const Ints added = load_rows<V>(panel.others, pixels, panel.column);
+            const SumOf sum(*panel.d.sum);
+            bytes = panel.d.other_first ? sum.of<kRows * V>(added, bytes) : sum.of<kRows * V>(bytes, added);
+        }
+        store_rows<V>(panel.out, pixels, panel.column, bytes);
+    }
+};
 
 // Sums of a panel as floats, plus `others` where there are any. A vector of a panel has four channels of each 128 bits.
 template <int V, class Sums, class Scales>
@@ -199,63 +227,107 @@ ZOO_INLINE inline void store_floats_of(const Sums &sums, const Scales &scale, fl
     });
 }
 
-template <End kEnd, int Rows, int V>
-void dense_tile(const Dense &d, const int8_t *w, const int8_t *ahead, const uint8_t *const *in, float *const *out, const float *const *others,
-                int64_t column) {
-    DenseSums<Rows, V> sums;
-    const int8_t *scales = sums.run(d, w, in, ahead);
+template <End kEnd, int V>
+struct FloatResults {
+    using Panel = PanelOf<float>;
+    static constexpr int kVectors = V, kRows = 1;
+    const Panel panel;
     Floats scale[V];
-    unroll<V>([&](auto v) ZOO_INLINE { scale[v.value] = load_floats(scales + 4 * kInts * v.value); });
-    unroll<Rows>([&](auto r) ZOO_INLINE {
-        store_floats_of<V>(sums.values[r.value], scale, out[r.value] + column, kEnd == End::kAdded ? others[r.value] + column : nullptr);
-    });
-}
+    ZOO_INLINE inline explicit FloatResults(const Panel &p) : panel(p) {
+        unroll<V>([&](auto v) ZOO_INLINE { scale[v.value] = load_floats(p.scales(V) + 4 * kInts * v.value); });
+    }
+    template <int Row, int Rows>
+    ZOO_INLINE inline void finish(const Ints (&sums)[Rows][V], int64_t first) const {
+        const float *added = kEnd == End::kAdded ? panel.others[first + Row] + panel.column : nullptr;
+        store_floats_of<V>(sums[Row], scale, panel.out[first + Row] + panel.column, added);
+    }
+};
 
-template <End kEnd, int V, int Rows, class Out>
-ZOO_INLINE inline void dense_rows(int64_t rows, const Dense &d, const int8_t *w, const int8_t *ahead, const uint8_t *const *in, Out *const *out,
-                                  const Out *const *others, int64_t column) {
-    if (rows == Rows) return dense_tile<kEnd, Rows, V>(d, w, ahead, in, out, others, column);
-    if constexpr (Rows > 1) dense_rows<kEnd, V, Rows - 1>(rows, d, w, ahead, in, out, others, column);
-}
-
-template <End kEnd, int V, class Out>
-void dense_panel(const Dense &d, const int8_t *w, const uint8_t *const *in, Out *const *out, const Out *const *others, int64_t n,
-                 int64_t column) {
-    const int64_t tiles = (n + kTileRows<V> - 1) / kTileRows<V>;  // of as equal heights as can be
-    const int64_t inputs = d.stretches * d.stretch, part = inputs / 4 * kLine;
-    for (int64_t t = 0, first = 0; t < tiles; ++t) {
-        const int64_t rows = n / tiles + (t < n % tiles), ahead = (inputs + 8) * kInts * V + t * part;
+// `count` tiles of Rows pixels, from pixel `first` on; so many tiles were before them.
+template <class Results, int Rows>
+void dense_tiles(const typename Results::Panel &p, int64_t first, int64_t count, int64_t before) {
+    constexpr int V = Results::kVectors;
+    const Results results(p);
+    const int8_t *const w = p.w, *const bias = p.bias(V), *const next = p.scales(V) + 4 * kInts * V;
+    const uint8_t *const *const in = p.in;
+    const int64_t part = p.inputs() / 4 * kLine;
+    for (int64_t t = before; t < before + count; ++t, first += Rows) {
         const bool fetches = t * kLine < 4 * kInts * V;  // the first tiles bring the next panel, or what lies behind, often the next layer's
-        dense_rows<kEnd, V, kTileRows<V>>(rows, d, w, fetches ? w + ahead : w, in + first, out + first, others ? others + first : nullptr, column);
-        first += rows;
+        DenseSums<Rows, V> sums;
+        sums.begin(in + first, bias);
+        sums.add_all(p.d, w, fetches ? next + t * part : w);
+        unroll<(Rows + Results::kRows - 1) / Results::kRows>([&](auto g) ZOO_INLINE { results.template finish<g.value * Results::kRows>(sums.values, first); });
     }
 }
 
-template <End kEnd, class Out>
+template <class Results, int Rows = kTileRows<Results::kVectors>>
+ZOO_INLINE inline void dense_rows(int64_t rows, const typename Results::Panel &p, int64_t first, int64_t count, int64_t before) {
+    if (rows == Rows) return dense_tiles<Results, Rows>(p, first, count, before);
+    if constexpr (Rows > 1) dense_rows<Results, Rows - 1>(rows, p, first, count, before);
+}
+
+// Of few inputs, whose products take as long as what becomes of them: that of a tile goes between the products of the next. Returns the pixels done.
+template <class Results>
+int64_t short_tiles(const typename Results::Panel &p) {
+    constexpr int V = Results::kVectors, kRows = 12 / V / Results::kRows * Results::kRows, kGroups = kRows / Results::kRows;
+    const Results results(p);
+    const int64_t count = p.n / kRows, begin = p.d.offsets[0], end = begin + p.d.stretch;
+    const uint8_t *const *const in = p.in;
+    const int8_t *const weights = p.w, *const bias = p.bias(V);
+    Ints sums[kRows][V];
+    const auto finish = [&](auto g, int64_t first) ZOO_INLINE { results.template finish<g.value * Results::kRows>(sums, first); };
+    for (int64_t t = 0; t < count; ++t) {
+        DenseSums<kRows, V> next;
+        next.begin(in + t * kRows, bias);
+        const int8_t *w = weights;
+        int64_t k = begin;
+        const auto add = [&]() ZOO_INLINE { next.add_inputs(k, w), k += 4, w += 4 * kInts * V; };
+        if (t) unroll<kGroups>([&](auto g) ZOO_INLINE { add(), finish(g, (t - 1) * kRows); });
+        while (k < end) add();
+        unroll<kRows>([&](auto r) ZOO_INLINE { unroll<V>([&](auto v) ZOO_INLINE { sums[r.value][v.value] = next.values[r.value][v.value]; }); });
+    }
+    if (count) unroll<kGroups>([&](auto g) ZOO_INLINE { finish(g, (count - 1) * kRows); });
+    return count * kRows;
+}
+
+template <class Results>
+void dense_panel(const typename Results::Panel &p) {
+    constexpr int V = Results::kVectors;
+    int64_t done = 0;
+    if constexpr (kInts == 16 && V < 4 && sizeof(**p.out) == 1)  // registers for two tiles
+        if (p.d.stretches == 1 && p.d.stretch >= 16 && p.d.stretch <= (V == 3 ? 48 : 96)) done = short_tiles<Results>(p);
+    const int64_t n = p.n - done, tiles = (n + kTileRows<V> - 1) / kTileRows<V>;  // of as equal heights as can be
+    if (!tiles) return;
+    const int64_t rows = n / tiles, higher = n % tiles;
+    if (higher) dense_rows<Results>(rows + 1, p, done, higher, 0);
+    dense_rows<Results>(rows, p, done + higher * (rows + 1), tiles - higher, higher);
+}
+
+template <template <End, int> class Results, End kEnd, class Out>
 inline void dense_panels(const Dense &d, const uint8_t *const *in, Out *const *out, const Out *const *others, int64_t n) {
     const Panels panels(d.outputs);
     const auto *w = static_cast<const int8_t *>(d.packed);
     int64_t column = 0;
     for (int64_t p = 0; p < panels.count; ++p) {
         const int64_t vectors = panels.vectors(p);
-        of_vectors(vectors, [&](auto v) { dense_panel<kEnd, v.value>(d, w, in, out, others, n, column); });
+        of_vectors(vectors, [&](auto v) { dense_panel<Results<kEnd, v.value>>({d, w, in, out, others, n, column}); });
         w += (d.stretches * d.stretch + 8) * kInts * vectors, column += kInts * vectors;
     }
 }
 
 inline void dense(const Dense &d, const uint8_t *const *in, uint8_t *const *out, const uint8_t *const *others, int64_t n) {
     switch (end_of(d)) {
-        case End::kScaled: return dense_panels<End::kScaled>(d, in, out, others, n);
-        case End::kActivated: return dense_panels<End::kActivated>(d, in, out, others, n);
-        case End::kSummed: return dense_panels<End::kSummed>(d, in, out, others, n);
-        case End::kClipped: return dense_panels<End::kClipped>(d, in, out, others, n);
-        default: return dense_panels<End::kBytes>(d, in, out, others, n);
+        case End::kScaled: return dense_panels<ByteResults, End::kScaled>(d, in, out, others, n);
+        case End::kActivated: return dense_panels<ByteResults, End::kActivated>(d, in, out, others, n);
+        case End::kSummed: return dense_panels<ByteResults, End::kSummed>(d, in, out, others, n);
+        case End::kClipped: return dense_panels<ByteResults, End::kClipped>(d, in, out, others, n);
+        default: return dense_panels<ByteResults, End::kBytes>(d, in, out, others, n);
     }
 }
 
 inline void dense_floats(const Dense &d, const uint8_t *const *in, float *const *out, const float *const *added, int64_t n) {
-    if (added) dense_panels<End::kAdded>(d, in, out, added, n);
-    else dense_panels<End::kFloats>(d, in, out, added, n);
+    if (added) dense_panels<FloatResults, End::kAdded>(d, in, out, added, n);
+    else dense_panels<FloatResults, End::kFloats>(d, in, out, added, n);
 }
 
 }  // namespace
