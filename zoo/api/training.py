@@ -37,6 +37,7 @@ def schema(
     on_error: str = "raise",
     category: Sequence[str] = (),
     number: Sequence[str] = (),
+    vector: Sequence[str] = (),
     ignore: Sequence[str] = (),
     family: str | None = None,
 ) -> dict[str, Any]:
@@ -52,6 +53,7 @@ def schema(
         on_error: "raise" to stop at an invalid row, "skip" to leave it out, as in training.
         category: Columns that are categories, in place of the inferred kind.
         number: Columns that are numbers.
+        vector: Columns that are vectors: lists of numbers of one length.
         ignore: Columns that are not used.
         family: Family that the schema is for, such as din, which reads lists as sequences; None for families that pool
             lists.
@@ -67,7 +69,7 @@ def schema(
         raise RequestError(f"found the delimiter {delimiter!r}, expected one character")
     require_distinct(output, *as_list(log))
     kinds: dict[str, str] = {}
-    for kind, names in (("category", category), ("number", number), ("ignored", ignore)):
+    for kind, names in (("category", category), ("number", number), ("vector", vector), ("ignored", ignore)):
         for name in [names] if isinstance(names, str) else names:
             if kinds.setdefault(name, kind) != kind:
                 raise RequestError(f"found the column {name} as {kinds[name]} and as {kind}, expected one of them")

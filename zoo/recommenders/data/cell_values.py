@@ -350,6 +350,9 @@ def _lists_as_text(column: Any, separator: str) -> pa.Array:
     """Lists joined by the separator, without the items that are missing."""
     items = column_as_text(column.flatten(), separator)
     valid = items.is_valid()
-    lengths = np.bincount(pc.list_parent_indices(column).filter(valid), minlength=len(column))
+    counts = pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)  # a missing list may have items
+    lengths = np.bincount(
+        np.repeat(np.arange(len(column)), counts)[valid.to_numpy(zero_copy_only=False)], minlength=len(column)
+    )
     offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
     return pc.binary_join(pa.ListArray.from_arrays(offsets, items.filter(valid)), separator)

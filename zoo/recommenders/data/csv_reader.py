@@ -29,6 +29,7 @@ PAD = 64  # bytes that the parser may read behind the data
 PIECE = 1 << 19  # bytes parsed at once: they and their arrays stay in the cache
 MOST = 1 << 16  # rows that are parsed into one array
 LOWEST, HIGHEST = -16, 16384  # whole numbers whose encoding is looked up
+UNPARSED = ("id", "value", "gaps", "per-element")  # encodings that the parser does not know
 MOST_PARSERS = 16  # that are kept for one model, of logs with different columns
 CACHED_HEADER = 1 << 14  # bytes of a header whose names are cached
 BOM, _FEED = b"\xef\xbb\xbf", ord("\n")
@@ -150,7 +151,7 @@ def parser_of(
 
     Returns:
         `LogParser`. None without native code, for separators outside ASCII, and for schemas with the encodings "id",
-        "value" or "gaps" or with lists that skip unknown values.
+        "value", "gaps" or "per-element" or with lists that skip unknown values.
     """
     key = (columns, tuple(names), delimiter, form, isa)
     try:
@@ -169,7 +170,7 @@ def _new_parser(
     """See `parser_of`."""
     native = extension.native()
     encodings = [column.encoding for column in features.schema.columns]
-    if any(encoding.get("type") in ("id", "value", "gaps") or encoding.get("skip_unknown") for encoding in encodings):
+    if any(encoding.get("type") in UNPARSED or encoding.get("skip_unknown") for encoding in encodings):
         return None
     if native is None or not all(column.separator.isascii() for column in features.schema.of("categories")):
         return None
@@ -265,8 +266,7 @@ class CsvReader:
 
         Returns:
             The reader. None without native code, for logs that are not CSV or have columns of a partition, for
-            separators outside ASCII, for several labels, and for schemas with the encodings "id", "value" or "gaps" or
-            with lists that skip unknown values.
+            separators outside ASCII, for several labels, and where `parser_of` has none.
         """
         if log.kind != "csv" or log.partition or not log.delimiter.isascii() or log.delimiter in '"\r\n':
             return None

@@ -14,15 +14,14 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from zoo.recommenders.data.cell_values import LIST, canonical, parse_floats
-from zoo.recommenders.data.columns import times
+from zoo.recommenders.data.columns import dense, times
 from zoo.recommenders.data.columns.gaps import PlacedItems, gap_ids
 from zoo.recommenders.data.columns.label_values import label_values
 from zoo.recommenders.data.hashing import buckets_of, fingerprints, hash_buckets
 from zoo.recommenders.data.schema import Column, Schema
-from zoo.recommenders.data.transforms import log1p_min_max, scaled
+from zoo.recommenders.data.transforms import encoded, fill_of, log1p_min_max, log1p_scaled
 
 Floats = NDArray[np.float32]
-LARGEST = 8.0  # standard deviations to which a "standard" number is clipped
 UNKNOWN = 0  # the id of a category that is none of its vocabulary
 
 
@@ -254,6 +253,7 @@ class Encoding:
 
     The columns of `Rows.numbers` are the numbers, followed by missing-value indicators (1 where missing). A number has
     an indicator if the log of the schema had missing values and its encoding has no fill; a missing value is then 0.
+    A vector has one indicator.
     """
 
     schema: Schema
@@ -285,8 +285,15 @@ class Encoding:
 
     @cached_property
     def numbers(self) -> tuple[Column, ...]:
-        """Columns of numbers."""
-        return self.schema.of("number")
+        """Numbers in the order of the schema; every number of a vector is one, under the name of its column."""
+        return tuple(number for column in self.schema.of("number", "vector") for number in dense.numbers_of(column))
+
+    @cached_property
+    def vectors(self) -> tuple[tuple[Column, slice], ...]:
+        """Columns of vectors and their places among the numbers."""
+        names = [number.name for number in self.numbers]
+        columns = [(column, names.index(column.name), names.count(column.name)) for column in self.schema.of("vector")]
+        return tuple((column, slice(first, first + width)) for column, first, width in columns)
 
     @cached_property
     def indicators(self) -> tuple[int, ...]:
@@ -296,7 +303,7 @@ class Encoding:
     @cached_property
     def fills(self) -> Floats:
         """Encoding of a missing value of every number, float32 [numbers]."""
-        return np.array([_fill(number.encoding) for number in self.numbers], np.float32)
+        return np.array([fill_of(number.encoding) for number in self.numbers], np.float32)
 
     @cached_property
     def shape(self) -> tuple[int, int, int]:
@@ -317,24 +324,7 @@ class Encoding:
         Returns:
             Scaled values, float [n]; NaN where missing.
         """
-        encoding = self.numbers[number].encoding
-        match encoding["type"]:
-            case "value":
-                return x
-            case "steps":
-                return scaled(encoding, x)
-            case "log1p-min-max":
-                return log1p_min_max(x, np.float32(encoding["low"]), np.float32(encoding["high"]))
-            case "standard":
-                return np.clip((x - encoding["mean"]) / encoding["deviation"], -LARGEST, LARGEST)
-            case "min-max":
-                return np.clip((x - encoding["minimum"]) / (encoding["maximum"] - encoding["minimum"]), 0, 1)
-            case "log1p":
-                return _log1p(x, encoding["minimum"], np.log1p(encoding["maximum"] - encoding["minimum"]))
-            case _:
-                points = np.asarray(encoding["quantiles"], np.float64)
-                quantile = np.interp(x, points, np.linspace(0, 1, len(points)))
-                return np.where(np.isnan(x), np.nan, quantile)
+        return encoded(self.numbers[number].encoding, x)
 
     @cached_property
     def raw(self) -> Encoding:
@@ -401,7 +391,7 @@ class Encoding:
         ]
         bounds = [np.array([encoding.get(bound, 0) for encoding in encodings], np.float32) for bound in ("low", "high")]
         groups: list[tuple[Callable[..., Any], NDArray[np.bool_], NDArray[Any], NDArray[Any]]] = [
-            (_log1p, np.array(log1ps, bool), low, np.array(most, np.float64)),
+            (log1p_scaled, np.array(log1ps, bool), low, np.array(most, np.float64)),
             (log1p_min_max, np.array(scaled, bool), bounds[0], bounds[1]),
         ]
         return [group for group in groups if group[1].any()]
@@ -442,6 +432,7 @@ class Encoding:
         index: NDArray[np.int64],
         labelled: bool,
         out_of_range: Counter[str] | None = None,
+        faulty: list[tuple[int, str]] | None = None,
     ) -> Rows:
         """Encodes text columns.
 
@@ -450,9 +441,14 @@ class Encoding:
             index: Positions of the rows in the input, int64 [n].
             labelled: Whether to encode labels and weights.
             out_of_range: See `Field.ids`.
+            faulty: Takes (row, message) of the vectors of another width, which count as missing; None: the
+                first one raises.
 
         Returns:
             n rows. Labels and weights that are no numbers are NaN, see `label_values`.
+
+        Raises:
+            RequestError: A vector has another width than that of the schema, and `faulty` is None.
         """
         count, (width, numbers, lists) = len(index), self.shape
         columns = {**dict.fromkeys(self.schema.feature_names, pa.nulls(count, pa.string())), **columns}
@@ -474,7 +470,10 @@ class Encoding:
         zero = 0.0 if self.schema.canonical else -0.0  # added, it makes -0 that is canonical 0
         values = np.zeros((count, numbers), np.float32)
         for number, column in enumerate(self.numbers):
-            values[:, number] = self.scaled(number, parse_floats(columns[column.name]) + zero)
+            if column.encoding["type"] != "per-element":
+                values[:, number] = self.scaled(number, parse_floats(columns[column.name]) + zero)
+        for column, places in self.vectors:
+            values[:, places] = dense.encode(column, columns[column.name], index, faulty)
         self.fill(values)
         labels, weights = None, np.ones(count, np.float32)
         if labelled:
@@ -483,15 +482,3 @@ class Encoding:
                 weights = (parse_floats(columns[weight.name]) + zero).astype(np.float32)
         when = index.astype(np.float64) if when is None else when
         return Rows(ids, np.nan_to_num(values, copy=False), scales, labels, weights, when, index)
-
-
-def _log1p(x: NDArray[np.float64], low: Any, most: Any) -> Any:
-    """Returns log(1 + x - low) / most, clipped to 0 to 1."""
-    return np.clip(np.log1p(np.maximum(x - low, 0)) / most, 0, 1)
-
-
-def _fill(encoding: Mapping[str, Any]) -> float:
-    """Returns the encoding of a missing number."""
-    if encoding["type"] == "steps":
-        return float(scaled(encoding, np.array([np.nan]))[0])
-    return float(encoding.get("fill", 0))

@@ -114,8 +114,9 @@ class Features(Encoding):
 
         Args:
             source: One source or a list of sources, see `open_logs`; without a header, see `line_reader.read_lines`.
-            on_error: "raise", or "skip" to leave out faulty rows. Faulty rows have another number of columns or, with
-                `labelled`, a label other than 0 and 1 or a negative weight.
+            on_error: "raise", or "skip" to leave out faulty rows. Faulty rows have another number of columns a
+                vector of another width than in the schema or, with `labelled`, a label other than 0 and 1 or a negative
+                weight.
             errors: Counts the rows left out by "skip", and ids that are no row of their table.
             batch_rows: Rows of a batch; the last batch may have fewer.
             seconds: "read" is increased by the seconds that the sources took.
@@ -309,13 +310,22 @@ class Features(Encoding):
                 columns, rows = {}, _placed(batch, positions.take(len(batch.ids)))
             else:
                 columns = dict(zip(names, batch.columns, strict=True))
-                rows = self.encode_columns(columns, positions.take(batch.num_rows), labelled, outside)
+                vectors: list[tuple[int, str]] = []
+                rows = self.encode_columns(columns, positions.take(batch.num_rows), labelled, outside, vectors)
                 if keep:
                     texts = [columns[name].to_numpy(zero_copy_only=False) for name in keep]
                     rows = replace(rows, kept=np.stack(texts, axis=1).astype(object))
-            if columns and labelled and (faults := _faults(rows, self.schema)):
+                faults = _faults(rows, self.schema) if labelled else []
                 _report(faults, columns, f"{log.path}", errors)
-                rows = rows[np.setdiff1d(np.arange(len(rows)), [row for row, _, _ in faults])]
+                left_out = {row for row, _, _ in faults}
+                for row, message in vectors:
+                    place = f"{log.path} row {rows.index[row] - positions.start + 1}, {message}"
+                    if errors is None:
+                        raise RequestError(place)
+                    if row not in left_out:
+                        errors.add("vector", place)
+                        left_out.add(row)
+                rows = rows[np.setdiff1d(np.arange(len(rows)), sorted(left_out))] if left_out else rows
             if errors is not None and errors.total >= MAX_SKIPPED and errors.total > MAX_SKIPPED_SHARE * positions.end:
                 raise RequestError(f"found almost no valid rows, expected a log of this schema: {errors}")
             if len(rows):

@@ -36,7 +36,7 @@ from zoo.recommenders.data.row_errors import closed_quotes
 
 BLOCK = 4 << 20  # bytes of text read at once
 HEAD = 10_000  # JSON lines whose keys are the columns
-ROWS = 65_536  # of a batch of JSON lines or Parquet
+ROWS = 65_536  # of a batch of JSON lines or Parquet; with lists, which may be long, a 16th
 FIRST = 64  # rows of a table that show whether a column of bytes is text
 DELIMITERS = (",", "\t", ";", "|")
 CRITEO = ("label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27)))
@@ -102,7 +102,8 @@ class Log:
                 for batch in csv_batches(self, self.stream(), chosen, on_bad_row):
                     yield formed(batch, how)
                 return
-            for rows in _json_rows(self) if self.kind == "jsonl" else _tables(self, chosen):
+            size = ROWS // 16 if self.lists else ROWS
+            for rows in _json_rows(self, size) if self.kind == "jsonl" else _tables(self, chosen, size):
                 texts = [_texts(rows, name, how[name].separator) for name in chosen]
                 yield formed(pa.record_batch(texts, names=list(chosen)), how)
 
@@ -325,9 +326,9 @@ def _column(values: Any, name: str) -> Any:
 def _tables(log: Log, columns: Sequence[str], size: int = ROWS) -> Iterator[Any]:
     """Yields the Arrow tables of a source of tables; of a Parquet file with these columns alone, `size` rows each."""
     if isinstance(log.place, list):
-        yield from (log.place[begin : begin + ROWS] for begin in range(0, len(log.place), ROWS))
+        yield from (log.place[begin : begin + size] for begin in range(0, len(log.place), size))
     elif log.kind == "rows":
-        yield from log.place.to_batches(ROWS)
+        yield from log.place.to_batches(size)
     elif log.kind == "parquet":
         from pyarrow import parquet
 
@@ -480,11 +481,11 @@ def csv_batches(
         raise pa.ArrowInvalid(text + hint) from error
 
 
-def _json_rows(log: Log) -> Iterator[list[Mapping[str, Any]]]:
-    """Rows of JSON lines, `ROWS` at a time."""
+def _json_rows(log: Log, size: int) -> Iterator[list[Mapping[str, Any]]]:
+    """Rows of JSON lines, `size` at a time."""
     with open_decoded(_file(log)) as file:
         lines = ((number, line) for number, line in enumerate(file, 1) if line.strip())
-        while part := list(itertools.islice(lines, ROWS)):
+        while part := list(itertools.islice(lines, size)):
             yield [nested.json_object(log.path, number, line) for number, line in part]
 
 

@@ -29,7 +29,7 @@ class ErrorLog:
 
     Attributes:
         limit: Number of messages to keep.
-        counts: Rows per kind of fault ("columns", "label", "number", "weight").
+        counts: Rows per kind of fault ("columns", "label", "number", "weight", "vector").
         messages: The first `limit` messages.
         outside: Values of columns of row numbers that are no row of their table, by column.
     """
@@ -43,7 +43,7 @@ class ErrorLog:
         """Counts one row.
 
         Args:
-            kind: Kind of fault: "columns", "label", "number" or "weight".
+            kind: Kind of fault: "columns", "label", "number", "weight" or "vector".
             message: Description of the fault, with the place of the row.
         """
         self.counts[kind] += 1

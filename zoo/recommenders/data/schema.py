@@ -29,6 +29,7 @@ KINDS = {
     "number": "a quantity: age, price, a count",
     "category": "one of many values without an order: an id, a country",
     "categories": "a list of categories: genres, the items clicked before",
+    "vector": "a list of numbers of one length: a pre-trained embedding of the item or user",
     "timestamp": "time of the row; it orders the rows for the held-out split and is no input of the model",
     "label": "the target of the prediction, 0 or 1; rows with a missing label train only their other labels",
     "weight": "weight of the row in training and in the metrics, 0 or more",
@@ -51,6 +52,8 @@ ENCODINGS = {
     "min-max": "(x - minimum) / (maximum - minimum), clipped to 0 to 1",
     "quantile": "the share of training values below x",
     "value": "x itself; a missing value becomes fill, 0 unless given",
+    "per-element": "of a vector: every number x as (x - its mean) / its standard deviation, clipped to -8 to 8; a "
+    "missing vector becomes zeros",
     "steps": "in float32: each of the steps in turn, then (x - minimum) / (maximum - minimum); a missing value "
     "counts as x = fill",
 }
@@ -61,11 +64,13 @@ POOLINGS = ("mean", "sum", "max", "none")  # none: the items are kept apart, as 
 TOWERS = ("user", "item")
 MOST_BUCKETS = 2**31 - 1
 REGRESSION = "regression targets are not supported; add a column of 0 and 1, such as rating >= 4"
-OF_KINDS = {"number": OF_NUMBERS, "category": OF_CATEGORIES, "categories": OF_LISTS}
+OF_VECTORS = ("per-element",)
+OF_KINDS = {"number": OF_NUMBERS, "category": OF_CATEGORIES, "categories": OF_LISTS, "vector": OF_VECTORS}
 OF_A_LIST = ("separator", "pooling", "length")  # fields of the kind categories
 UNITS = ("s", "ms", "us", "ns", "text", "yyyymmdd", "yymmddhh", "yyyymmddhh", "yyyymmddhhmm", "yyyymmddhhmmss")
 OF_ROWS = ("category", "categories")  # the kinds whose values have rows of tables
-FEATURES = ("number", "category", "categories")  # the kinds that a model predicts from
+FEATURES = ("number", "category", "categories", "vector")  # the kinds that a model predicts from
+AS_THEY_STAND = ("timestamp", "vector")  # the kinds whose texts have no canonical form
 POSITIONAL = ("label", "number", "category", "ignored")  # the kinds of a log without a header
 
 _number = {"type": "number"}
@@ -92,6 +97,8 @@ _encoding = {
         "mean": _number,
         "deviation": {"type": "number", "exclusiveMinimum": 0},
         "quantiles": {"type": "array", "items": _number, "minItems": 2},
+        "means": {"type": "array", "items": _number, "minItems": 1},
+        "deviations": {"type": "array", "items": {**_number, "exclusiveMinimum": 0}, "minItems": 1},
     },
     "required": ["type"],
     "additionalProperties": False,
@@ -266,9 +273,9 @@ class Schema:
 
     @cached_property
     def forms(self) -> dict[str, CellForm]:
-        """Form of the texts of every column; texts that TensorFlow hashes, and times, are read as they stand."""
+        """Form of the texts of every column; texts that TensorFlow hashes, times and vectors are read as they stand."""
         raw = {column.name for column in self.columns if column.encoding.get("type") == "hash-bucket"}
-        raw |= {column.name for column in self.columns if column.kind == "timestamp" or column.gaps_of}
+        raw |= {column.name for column in self.columns if column.kind in AS_THEY_STAND or column.gaps_of}
         return {
             column.name: CellForm(column.separator or LIST, self.canonical and column.name not in raw)
             for column in self.columns
@@ -277,7 +284,7 @@ class Schema:
     def typical_row(self) -> dict[str, str]:
         """Returns a row with common values, {column: text}.
 
-        Numbers have their mean, median or minimum, categories the first value of their vocabulary.
+        Numbers and vectors have their mean, median or minimum, categories the first value of their vocabulary.
         """
         row = {}
         for column in self.of(*FEATURES):
@@ -285,6 +292,8 @@ class Schema:
             middle = (encoding.get("quantiles") or [None])[len(encoding.get("quantiles", ())) // 2]
             value = next((x for x in (encoding.get("mean"), middle, encoding.get("minimum")) if x is not None), "")
             row[column.name] = f"{value:.6g}" if value != "" else str((encoding.get("values") or [""])[0])
+            if column.kind == "vector":
+                row[column.name] = LIST.join(f"{mean:.6g}" for mean in encoding["means"])
         return row
 
     def to_json(self) -> dict[str, Any]:
@@ -318,7 +327,7 @@ class Schema:
             [
                 column.name,
                 column.kind,
-                f"{column.distinct:,}",
+                "" if column.kind == "vector" else f"{column.distinct:,}",
                 f"{column.missing:,}",
                 _encoding_text(column),
                 column.why,
@@ -412,6 +421,8 @@ def _encoding_text(column: Column) -> str:
     count = encoding.get(size, 0)
     parts = [encoding["type"], f"{count if isinstance(count, int) else len(count):,} {size}"] if size else []
     parts = parts or [encoding.get("type", column.unit)]
+    if column.kind == "vector":
+        parts.append(f"{len(encoding['means'])} numbers")
     if column.kind == "categories":
         pooled = "sequence" if column.pooling == "none" else column.pooling
         parts.append(f"{pooled} of the last {column.length} by {column.separator!r}")
@@ -450,7 +461,7 @@ def _faults(value: Any) -> list[str]:
         if column["kind"] == "label" and column.get("where", "") not in {"", *labels} - {column["name"]}
     ]
     if not errors and not any(column["kind"] in FEATURES for column in sound):
-        faults.append("found no number, category or categories; expected a column to predict from")
+        faults.append("found no number, category, categories or vector; expected a column to predict from")
     if columns and value.get("header") is False:
         faults += faults_without_header(sound, POSITIONAL)
     elif any("source" in column for column in sound):

@@ -37,7 +37,7 @@ def infer(
         label: Columns to predict, one or several; None: a column named in `LABELS` that holds 0 and 1.
         on_error: "skip" ignores the rows that training leaves out: rows with another number of columns, and labels
             other than 0 and 1. "raise" raises at the first such row.
-        kinds: {column: "category", "number" or "ignored"} of the columns whose kind is not inferred.
+        kinds: {column: "category", "number", "vector" or "ignored"} of the columns whose kind is not inferred.
         sequences: Whether lists of the values of another column, whose table they have, become sequences, for a model
             that reads them.
 

@@ -1,4 +1,4 @@
-"""Number encoding "steps": elementwise transforms in float32, as TensorFlow computes them."""
+"""Encodings of numbers; those of "steps" are elementwise transforms in float32, as TensorFlow computes them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 Floats = NDArray[np.float32]
 
+LARGEST = 8.0  # standard deviations to which a "standard" number is clipped
 STEPS: dict[str, Callable[..., Any]] = {
     # of one number, or of a number and a constant; "from" has the constant in front
     "add": np.add,
@@ -119,3 +120,57 @@ def log1p_min_max(numbers: NDArray[np.floating[Any]], low: Any, high: Any) -> Fl
     values -= low
     values /= np.where(high > low, high - low, np.float32(1))
     return values
+
+
+def log1p_scaled(x: NDArray[np.float64], low: Any, most: Any) -> Any:
+    """Computes log(1 + x - low) / most, clipped to 0 to 1.
+
+    Args:
+        x: float64 [n]; NaN stays NaN.
+        low: Smallest x, scalar or [n].
+        most: Largest logarithm, scalar or [n].
+
+    Returns:
+        float64 [n].
+    """
+    return np.clip(np.log1p(np.maximum(x - low, 0)) / most, 0, 1)
+
+
+def encoded(encoding: Mapping[str, Any], x: NDArray[np.float64]) -> Any:
+    """Encodes the values of a number as `schema.ENCODINGS` defines.
+
+    Args:
+        encoding: Encoding of the schema.
+        x: Values, float64 [n]; NaN where missing.
+
+    Returns:
+        Encoded values, float [n]; NaN where missing.
+    """
+    match encoding["type"]:
+        case "value":
+            return x
+        case "steps":
+            return scaled(encoding, x)
+        case "log1p-min-max":
+            return log1p_min_max(x, np.float32(encoding["low"]), np.float32(encoding["high"]))
+        case "standard" | "per-element":
+            return np.clip((x - encoding["mean"]) / encoding["deviation"], -LARGEST, LARGEST)
+        case "min-max":
+            return np.clip((x - encoding["minimum"]) / (encoding["maximum"] - encoding["minimum"]), 0, 1)
+        case "log1p":
+            return log1p_scaled(x, encoding["minimum"], np.log1p(encoding["maximum"] - encoding["minimum"]))
+        case _:
+            points = np.asarray(encoding["quantiles"], np.float64)
+            quantile = np.interp(x, points, np.linspace(0, 1, len(points)))
+            return np.where(np.isnan(x), np.nan, quantile)
+
+
+def fill_of(encoding: Mapping[str, Any]) -> float:
+    """Returns the encoding of a missing number.
+
+    Args:
+        encoding: Encoding of the schema.
+    """
+    if encoding["type"] == "steps":
+        return float(scaled(encoding, np.array([np.nan]))[0])
+    return float(encoding.get("fill", 0))

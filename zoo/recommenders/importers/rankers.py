@@ -30,7 +30,7 @@ from pipelines.rewrites.remove_dead_branches import RemoveDeadBranches
 from zoo.recommenders.data.encoding import Rows
 from zoo.recommenders.data.features import Features
 from zoo.recommenders.data.row_errors import ErrorLog
-from zoo.recommenders.data.schema import Column, Schema
+from zoo.recommenders.data.schema import FEATURES, Column, Schema
 from zoo.recommenders.data.schema_inference import load_schema
 from zoo.recommenders.importers.batch_axis import batch_first
 from zoo.recommenders.importers.canonicalize import RUNS, Rewriter
@@ -221,7 +221,7 @@ def _used(schema: Schema, names: Iterable[str]) -> Schema:
     expected = set(names)
     columns = []
     for column in schema.columns:
-        if column.kind in ("number", "category", "categories") and column.name not in expected:
+        if column.kind in FEATURES and column.name not in expected:
             column = Column(column.name, "ignored", column.distinct, column.missing, why="the ranker does not read it")
         columns.append(replace(column, missing=0) if column.kind == "number" else column)
     return replace(schema, columns=tuple(columns))

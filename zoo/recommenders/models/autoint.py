@@ -61,6 +61,8 @@ class InteractingLayer(LazyModule):
 class AutoInt(LazyModule):
     """Interacting layers on the vectors of categories and numbers, with a deep network and first-order weights.
 
+    A vector of the log becomes one vector by a linear layer.
+
     With `products` the dot products of all pairs of embeddings of categories are added.
     """
 
@@ -70,13 +72,25 @@ class AutoInt(LazyModule):
         from torch import nn
 
         from zoo.recommenders.models.field_layers import JoinFields, NumberVectors, SplitFields
-        from zoo.recommenders.models.layers import Embeddings, FactorizationMachine, FirstOrder, counts, mlp
+        from zoo.recommenders.models.layers import (
+            Embeddings,
+            FactorizationMachine,
+            FirstOrder,
+            SelectColumns,
+            counts,
+            mlp,
+        )
 
         super().__init__()
         categories, self.numbers = counts(features)
-        size, fields = config.embedding_size, categories + self.numbers
+        size, spans = config.embedding_size, [range(places.start, places.stop) for _, places in features.vectors]
+        alone = sorted({*range(self.numbers)}.difference(*spans))
+        fields = categories + len(alone) + len(spans)
         self.embeddings = Embeddings(features.fields, size)
-        self.vectors = NumberVectors(self.numbers, size) if self.numbers else None
+        self.alone = SelectColumns(alone) if alone and spans else None
+        self.vectors = NumberVectors(len(alone), size) if alone else None
+        self.spans = nn.ModuleList(SelectColumns(span) for span in spans)
+        self.dense = nn.ModuleList(nn.Linear(len(span), size, bias=False) for span in spans)
         self.wide = FirstOrder(features.fields)
         self.order2 = FactorizationMachine(categories, size) if config.products else None
         self.split = SplitFields(size)
@@ -94,8 +108,12 @@ class AutoInt(LazyModule):
         """See `TrainableRankingFamily.build`."""
         from zoo.recommenders.models.layers import concat_numbers
 
-        flat = self.embeddings(ids, scales)
-        rows = self.split(flat if self.vectors is None else concat_numbers(flat, self.vectors(numbers), 1))
+        flat = x = self.embeddings(ids, scales)
+        if self.vectors is not None:
+            x = concat_numbers(x, self.vectors(numbers if self.alone is None else self.alone(numbers)), 1)
+        for span, layer in zip(self.spans, self.dense, strict=True):
+            x = concat_numbers(x, layer(span(numbers)), 1)
+        rows = self.split(x)
         for layer in self.interacting:
             rows = layer(rows)
         logits = self.output(self.join(rows)) + self.wide(ids, scales)

@@ -120,7 +120,7 @@ class RowStore:
         if not features.schema.header:
             return
         names = [column.name for column in features.schema.of(*FEATURES) if column.name not in self.seen]
-        numbers, filled = {number.name for number in features.numbers}, set()
+        numbers, filled = {number.name for number in features.schema.of("number")}, set()
         for log in open_logs(data) if names else ():
             for batch in log.batches(names, lambda *_: None, features.schema.forms):
                 for name, column in zip(names, batch.columns, strict=True):

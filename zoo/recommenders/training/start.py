@@ -16,7 +16,7 @@ from zoo.recommenders import criteo
 from zoo.recommenders.data.columns.kinds import AS_NUMBERS, AS_TEXTS
 from zoo.recommenders.data.features import Features
 from zoo.recommenders.data.logs import open_logs
-from zoo.recommenders.data.schema import Column, Schema
+from zoo.recommenders.data.schema import FEATURES, Column, Schema
 from zoo.recommenders.data.schema_inference import infer, load_schema, with_labels
 from zoo.recommenders.models.checkpoints import Build, training_record
 from zoo.recommenders.train_config import TrainConfig
@@ -147,7 +147,8 @@ def _schema(
         log_schema = infer(open_logs(data), label, on_error, sequences=sequences)
         ignored = ", ".join(f"{column.name} ({column.why})" for column in log_schema.of("ignored"))
         held = ", ".join(column.name for column in log_schema.of("timestamp")) or "their order"
-        kinds = ", ".join(f"{len(log_schema.of(kind))} {kind}" for kind in ("number", "category", "categories"))
+        counts = {kind: len(log_schema.of(kind)) for kind in FEATURES}
+        kinds = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
         mixed = ", ".join(
             column.name for column in log_schema.of("category") if AS_NUMBERS in column.why or AS_TEXTS in column.why
         )

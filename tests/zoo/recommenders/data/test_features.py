@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 from pipelines.core.errors import RequestError
 from zoo.recommenders.data.cell_values import canonical, parse_floats
 from zoo.recommenders.data.columns.times import seconds_since_1970
-from zoo.recommenders.data.encoding import LARGEST, Rows
+from zoo.recommenders.data.encoding import Rows
 from zoo.recommenders.data.features import Features
 from zoo.recommenders.data.hashing import hash_buckets
 from zoo.recommenders.data.logs import CRITEO, is_criteo, open_log
 from zoo.recommenders.data.row_errors import ErrorLog
 from zoo.recommenders.data.schema import Schema
+from zoo.recommenders.data.transforms import LARGEST
 
 LISTS = {"kind": "categories", "separator": "|", "length": 3}
 COLUMNS = [

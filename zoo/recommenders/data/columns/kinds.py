@@ -83,6 +83,11 @@ def _chosen(seen: ColumnStatistics, kind: str, options: dict[str, Any], common: 
         if not len(seen.numbers):
             raise RequestError(f"column {seen.name}: found no number in it, expected some for the kind number")
         return _number(seen, common, f"{why}; ")
+    if kind == "vector":
+        if not seen.vectors.width or seen.vectors.fault:
+            reason = seen.vectors.fault or "found no such lists in it"
+            raise RequestError(f"column {seen.name}: {reason}; a vector is a list of numbers of one length, [0.1, 0.2]")
+        return _vector(seen, common, f"{why}; ")
     if kind == "timestamp":
         unit = _unit(seen) or times.epoch_unit(seen.numbers, times.WIDE)
         if not unit:
@@ -109,6 +114,10 @@ def _inferred(seen: ColumnStatistics, common: dict[str, Any]) -> Column:
         return Column(kind="ignored", why="every value is missing", **common)
     if names.is_index(seen.name) and ((seen.numeric and seen.whole) or seen.name.startswith("__")):
         return Column(kind="ignored", why="the index of a table, as pandas writes it", **common)
+    if seen.vectors.dense:
+        return _vector(seen, common)
+    if seen.vectors.fault and not seen.vectors.whole:
+        return Column(kind="ignored", why=f"lists of numbers, but {seen.vectors.fault} as in most rows", **common)
     if int(seen.distinct) == 1 and not seen.missing:
         return Column(kind="ignored", why="one value in all rows", **common)
     if unit := _unit(seen):
@@ -248,6 +257,12 @@ def _separator(seen: ColumnStatistics) -> str:
         if int(items) < least:
             best, least = separator, int(items)
     return best
+
+
+def _vector(seen: ColumnStatistics, common: dict[str, Any], why: str = "") -> Column:
+    """The column of vectors of numbers."""
+    why += f"lists of {seen.vectors.width} numbers"
+    return Column(**common, kind="vector", encoding=seen.vectors.encoding(), why=why)
 
 
 def _list_column(seen: ColumnStatistics, separator: str, common: dict[str, Any]) -> Column:

@@ -19,6 +19,7 @@ _NEEDS = {  # of an encoding, besides its type
     "min-max": ("minimum", "maximum"),
     "quantile": ("quantiles",),
     "value": (),
+    "per-element": ("means", "deviations"),
     "steps": ("steps", "minimum", "maximum", "fill"),
 }
 _MAY = {
@@ -176,6 +177,13 @@ def column_faults(
             faults += [f"its step {step[0]} takes {'a' if len(step) == 1 else 'no'} constant" for step in wrong]
             if encoding["minimum"] > encoding["maximum"]:
                 faults.append(f"its minimum {encoding['minimum']} is above its maximum {encoding['maximum']}")
+        if (
+            encoding["type"] == "per-element"
+            and not faults
+            and len({*map(len, (encoding["means"], encoding["deviations"]))}) > 1
+        ):
+            sizes = len(encoding["means"]), len(encoding["deviations"])
+            faults.append(f"found {sizes[0]} means and {sizes[1]} deviations, expected as many")
         if "quantiles" in encoding and sorted(encoding["quantiles"]) != list(encoding["quantiles"]):
             faults.append("its quantiles do not rise")
     elif encoding:

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from zoo.recommenders.data.cell_values import LIST, canonical
+from zoo.recommenders.data.columns.dense import VectorStatistics
 from zoo.recommenders.data.columns.times import CalendarUnits
 
 VOCABULARY = 10_000  # values of a category that are listed; more are hashed
@@ -105,6 +106,7 @@ class ColumnStatistics:
         minimum: Smallest number.
         maximum: Largest number.
         calendar: Units in which all numbers are dates.
+        vectors: Statistics of the values as vectors of numbers; of dense ones there are no further statistics.
         items: Distinct items by separator.
         with_separator: Number of values with several items, by separator.
         lengths: Histogram of the number of items, by separator.
@@ -124,6 +126,7 @@ class ColumnStatistics:
         self.numbers = np.empty(0)
         self.minimum, self.maximum = np.inf, -np.inf
         self.calendar = CalendarUnits()
+        self.vectors = VectorStatistics()
         self._ends = np.empty(0)  # the first number of all, and the last one so far
         # Each number draws another at random, and stays while that is below the share: rows in turns (1, 0, 1, 0) are
         # drawn like any others, and the size of batches changes nothing.
@@ -149,10 +152,15 @@ class ColumnStatistics:
         Args:
             column: Text array [n], null where missing.
         """
+        before = self.count
         self.count += len(column)
         self.missing += column.null_count
         texts = column.drop_null()
         if not len(texts):
+            return
+        self.vectors.add(column, before)
+        if self.vectors.dense:
+            self.unparsed += len(texts)
             return
         self.distinct.add(texts)
         is_number = pc.match_substring_regex(texts, NUMBER)
