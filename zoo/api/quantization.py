@@ -264,14 +264,11 @@ def quantize(
         raise RequestError(
             f"--engine {engine} requires an .onnx file without --schema; the int8.onnx of {model} runs in all engines"
         )
-    imported: dict[str, Any] = {}
-    if schema is not None:
-        if not file:
-            raise RequestError(f"--schema requires an .onnx file of a third-party ranker; {model} has its own schema")
-        own = import_ranker(model, calibration_data, output, schema, None, columns, output_node, on_error)
-        imported = {"family": own.entry.name, "structure": own.card.details["structure"]}
-        rows, model, output, calibration_data, file = calibration_data, own.path, None, None, False
-    elif columns or output_node:
+    if schema is not None and not file:
+        raise RequestError(f"--schema requires an .onnx file of a third-party ranker; {model} has its own schema")
+    if schema is not None and preprocess is not None:
+        raise RequestError("--preprocess is for images; a ranker has its --schema, leave the option out")
+    if schema is None and (columns or output_node):
         raise RequestError("--columns and --output-node require --schema schema.json")
     if observer and (table is not None or (output is not None and not file)):
         raise RequestError(
@@ -287,6 +284,12 @@ def quantize(
         "correct": correct,
         "search": search,
     }
+    if schema is not None:
+        ranker = import_ranker(model, calibration_data, output, schema, None, columns, output_node, on_error)
+        facts = {"family": ranker.entry.name, "structure": ranker.card.details["structure"]}
+        result = _quantize_folder(ranker, None, changes, table, report_path)
+        moved = moved_probabilities(ranker, calibration_data, on_error)
+        return {**facts, **result, "probability": moved, "summary": summary_of(ranker)}
     if file:
         calibration = Calibration(
             calibration_data, None, max_memory, preprocess, on_error, time_budget, (), effort or EFFORT, Path(model)
@@ -302,10 +305,7 @@ def quantize(
             "a zoo model is calibrated on raw data; run: zoo calibrate MODEL --data FILE, then zoo quantize MODEL "
             "--table FILE"
         )
-    result = imported | _quantize_folder(folder, output, changes, table, report_path)
-    if not imported:
-        return result
-    return result | {"probability": moved_probabilities(folder, rows, on_error), "summary": summary_of(folder)}
+    return _quantize_folder(folder, output, changes, table, report_path)
 
 
 def _quantize_file(

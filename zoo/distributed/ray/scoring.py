@@ -8,7 +8,7 @@ finish is scored by another one; manifests prevent that a part counts twice.
 from __future__ import annotations
 
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -40,11 +40,6 @@ def _actor_type(ray: Any) -> Any:
                 return None, (str(error), error.exit_code)
 
     return Scorer
-
-
-def _kill(ray: Any, actors: deque[Any]) -> None:
-    while actors:
-        ray.kill(actors.popleft())
 
 
 def run_on_ray(
@@ -92,61 +87,99 @@ def _score_parts(
     workers: int | None,
     options: dict[str, Any],
 ) -> dict[str, Any]:
-    actor_type = _actor_type(ray)
-    created = deque(actor_type.remote() for _ in range(workers or int(ray.cluster_resources().get("CPU", 1))))
+    """Scores the parts of a plan that are not done yet; actors start while the plan is made."""
+    actors = _Actors(ray, workers or int(ray.cluster_resources().get("CPU", 1)))
     try:
         run = planning.result()  # the plan must exist before actors open it
-    except BaseException:
-        _kill(ray, created)
-        raise
-    queued = deque(number for number in range(len(run.parts)) if not run.is_done(number))
-    kept = len(run.parts) - len(queued)
-    count = min(len(created), max(len(queued), 1))
-    actor_options = {**options, "engine": run.plan["engine"]}
-    model_name = remote_files.absolute(str(model)) if Path(model).is_dir() else str(model)
-    arguments = (model_name, run.plan["inputs"], remote_files.absolute(str(output)))
-    lost, failures = 0, dict.fromkeys((*queued, START), 0)
-    idle: deque[Any] = deque()
-    busy: dict[Any, tuple[Any, int]] = {}  # by Ray's reference to the task: the actor, and its part or START
+        missing = [number for number in range(len(run.parts)) if not run.is_done(number)]
+        model_name = remote_files.absolute(str(model)) if Path(model).is_dir() else str(model)
+        arguments = (model_name, run.plan["inputs"], remote_files.absolute(str(output)))
+        actors.opening = arguments, {**options, "engine": run.plan["engine"]}
+        workers = min(len(actors.created), max(len(missing), 1))
+        actors.score(missing, workers)
+    finally:
+        actors.close()
+    totals = merge_summaries([run.score(number) for number in range(len(run.parts))])  # reads the manifests
+    counts = {"parts": len(run.parts), "kept": len(run.parts) - len(missing), "workers": workers, "lost": actors.lost}
+    return {"model": run.plan["model"], **counts, **totals}
 
-    def start() -> None:
-        actor = created.popleft() if created else actor_type.remote()
-        busy[actor.open.remote(arguments, actor_options)] = actor, START  # which may have to wait for a node
 
-    def retry(number: int, error: Exception) -> None:
-        failures[number] += 1
-        if failures[number] > MAX_FAILURES:
-            task = "actors cannot start" if number == START else f"part {number} was lost {failures[number]} times"
-            raise ZooError(f"{task}: {one_line(error)[:200]}") from error
-        if number != START:
-            queued.append(number)
-        start()
+class _Actors:
+    """Actors that score parts, and new ones for those that are lost.
 
-    try:
+    Args:
+        ray: The package ray.
+        count: Number of actors to create.
+
+    Attributes:
+        created: Actors without a task.
+        opening: Arguments and options of the plan that actors open (`ShardedRun`).
+        lost: Number of lost actors.
+    """
+
+    def __init__(self, ray: Any, count: int) -> None:
+        self.ray, self.actor_type = ray, _actor_type(ray)
+        self.created = deque(self.actor_type.remote() for _ in range(count))
+        self.opening: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
+        self.lost = 0
+        self._idle: deque[Any] = deque()
+        self._busy: dict[Any, tuple[Any, int]] = {}  # by Ray's reference to the task: the actor, and its part or START
+        self._failures: Counter[int] = Counter()  # of a part, or START
+
+    def score(self, parts: Sequence[int], workers: int) -> None:
+        """Scores parts.
+
+        Args:
+            parts: Numbers of the parts.
+            workers: Number of actors at a time; those that were created beyond it are stopped.
+
+        Raises:
+            ZooError: A part cannot be scored, or too many actors were lost.
+        """
+        queued = deque(parts)
         with progress("scoring parts", len(queued)) as advance:
-            for _ in range(count if queued else 0):
-                start()
-            _kill(ray, created)
-            while queued or any(number != START for _, number in busy.values()):
-                while queued and idle:
-                    actor, number = idle.popleft(), queued.popleft()
-                    busy[actor.score.remote(number)] = actor, number
-                (finished,), _ = ray.wait(list(busy), num_returns=1)
-                actor, number = busy.pop(finished)
+            for _ in range(workers if queued else 0):
+                self._start()
+            self._kill(self.created)
+            while queued or any(number != START for _, number in self._busy.values()):
+                while queued and self._idle:
+                    actor, number = self._idle.popleft(), queued.popleft()
+                    self._busy[actor.score.remote(number)] = actor, number
+                (finished,), _ = self.ray.wait(list(self._busy), num_returns=1)
+                actor, number = self._busy.pop(finished)
                 try:
-                    _, problem = ray.get(finished)
-                except ray.exceptions.RayActorError as error:
-                    lost += 1
-                    retry(number, error)
+                    _, problem = self.ray.get(finished)
+                except self.ray.exceptions.RayActorError as error:
+                    self._count_loss(number, error)
+                    queued.extend([] if number == START else [number])
+                    self._start()
                     continue
                 if problem is not None:
                     raise error_of_process(*problem)
-                idle.append(actor)
+                self._idle.append(actor)
                 if number != START:
-                    failures[START] = 0
+                    self._failures[START] = 0
                     advance(1)
-    finally:
-        _kill(ray, deque([*created, *idle, *(actor for actor, _ in busy.values())]))
-    totals = merge_summaries([run.score(number) for number in range(len(run.parts))])  # reads the manifests
-    counts = {"parts": len(run.parts), "kept": kept, "workers": count, "lost": lost}
-    return {"model": run.plan["model"], **counts, **totals}
+
+    def close(self) -> None:
+        """Stops all actors."""
+        self._kill(deque([*self.created, *self._idle, *(actor for actor, _ in self._busy.values())]))
+
+    def _start(self) -> None:
+        actor = self.created.popleft() if self.created else self.actor_type.remote()
+        arguments, options = self.opening
+        self._busy[actor.open.remote(arguments, options)] = actor, START  # which may have to wait for a node
+
+    def _count_loss(self, number: int, error: Exception) -> None:
+        """Counts an actor that was lost with its part, or START; raises ZooError after `MAX_FAILURES`."""
+        self.lost += 1
+        self._failures[number] += 1
+        if self._failures[number] > MAX_FAILURES:
+            task = (
+                "actors cannot start" if number == START else f"part {number} was lost {self._failures[number]} times"
+            )
+            raise ZooError(f"{task}: {one_line(error)[:200]}") from error
+
+    def _kill(self, actors: deque[Any]) -> None:
+        while actors:
+            self.ray.kill(actors.popleft())
