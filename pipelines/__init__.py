@@ -8,9 +8,8 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType
 from typing import Any
 
-os.environ.setdefault(
-    "ORT_DISABLE_TELEMETRY", "1"
-)  # it would keep an id of the device and count calls; openvino: see `engine`
+# onnxruntime would keep an id of the device and count calls; openvino: see `engine`
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 # Modules that onnx_ir imports, 0.3 s and 30 MB, for arithmetic of symbolic sizes alone.
 DEFERRED = ("sympy", "onnx_ir._symbolic_shapes")

@@ -25,9 +25,8 @@ TOP = {
     "CHANGELOG.md": "changelog.md",
 }
 FUNCTIONS, COMMANDS = "reference/zoo.md", "reference/command-line.md"
-CPU = re.compile(
-    r"((?:AMD|Intel)[^(),;|]* \d+/\d+), \d+ threads?, \["
-)  # as pipelines.analysis.markdown.source writes it
+# A CPU as pipelines.analysis.markdown.source writes it
+CPU = re.compile(r"((?:AMD|Intel)[^(),;|]* \d+/\d+), \d+ threads?, \[")
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)")  # the path of a Markdown link
 
 sys.path.insert(0, str(ROOT))

@@ -334,12 +334,8 @@ class _Worker:
     """A process that answers each line of JSON with one line, see `_serve`; it ends when its stdin closes."""
 
     def __init__(self, what: str) -> None:
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            "pipelines.analysis.benchmark",
-        ]  # -P: a random.py in the user's folder is not the library's
+        # -P: a random.py in the user's folder is not the library's
+        command = [sys.executable, "-P", "-m", "pipelines.analysis.benchmark"]
         paths = [str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
         self._what = what

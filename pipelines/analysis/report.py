@@ -38,13 +38,8 @@ from pipelines.rewrites.driver import CleanUp
 MEMORY = 256e6  # maximum bytes of intermediate results of all graphs
 CUT = 256  # maximum samples per run
 FLOATS = ("f32", "f16", "bf16", "f64")
-INTEGER_KERNELS = (
-    "DynamicQuantize",
-    "MatMulInteger",
-    "ConvInteger",
-    "QLinear",
-    "QGemm",
-)  # whatever type their first input has
+# Prefixes of operators in int8, whatever type their first input has
+INTEGER_KERNELS = ("DynamicQuantize", "MatMulInteger", "ConvInteger", "QLinear", "QGemm")
 QDQ = ("QuantizeLinear", "DequantizeLinear")
 FIRST = 16  # samples that engines run
 FLOAT_SUFFIX = "@float"  # suffix of inputs that take the float value of a tensor

@@ -249,9 +249,8 @@ class _Search:
             base = self._better(base, search=True)
         if self.maker.products(base):
             dynamic = self._better(base, dynamic=True)
-            if (
-                self.trials[dynamic].get("milliseconds", 0) < self.float_ms[self.engine]
-            ):  # an engine may have no kernels for it
+            # an engine without kernels for dynamic quantization is slower with it
+            if self.trials[dynamic].get("milliseconds", 0) < self.float_ms[self.engine]:
                 base = dynamic
         for observer in OBSERVERS:
             base = self._better(base, observer=observer)

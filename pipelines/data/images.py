@@ -412,9 +412,8 @@ def _to_pixels(image: Image.Image, name: str) -> Pixels:
             grey = np.clip(np.asarray(image) >> 8, 0, 255).astype(np.uint8)
             pixels = np.repeat(grey[:, :, None], 3, axis=2)
         else:
-            opaque = (
-                image.convert("RGBA") if image.mode == "P" and "transparency" in image.info else image
-            )  # convert to RGB would warn
+            # Pillow warns where transparency is converted from a palette to RGB
+            opaque = image.convert("RGBA") if image.mode == "P" and "transparency" in image.info else image
             pixels = np.asarray(opaque if opaque.mode == "RGB" else opaque.convert("RGB"))
         return _upright(pixels, _orientation(image))
 

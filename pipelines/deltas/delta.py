@@ -30,12 +30,8 @@ SUFFIX = ".zoo"
 NATIVE_FILES = (CARD, NATIVE, f"{NATIVE}.data")  # files that the native engine reads
 STOCK_FILES = (CARD, "rewritten.onnx", "calibration.json", "int8.onnx")  # files of stock engines
 SERVED = (*STOCK_FILES, NATIVE, f"{NATIVE}.data")
-LEFT_OUT = (
-    "*.png",
-    "*.log",
-    "*.clicks-*",
-    "*.chosen-*",
-)  # pictures, and files that are derived from others at first use
+# Pictures, and files that are derived from others at first use
+LEFT_OUT = ("*.png", "*.log", "*.clicks-*", "*.chosen-*")
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,19 @@ def load(path: str | Path) -> ir.Model:
         raise RequestError(f"no ONNX model at {path}; pass the path of an .onnx file")
     if starts_with(path, GZIP):
         return _load_compressed(path)
+    proto, arrays = _read(path)
+    try:
+        model = _model_of(path, proto, arrays)
+    except Exception as error:  # the checker's kind, onnx_ir's, and UnicodeDecodeError for damaged names
+        raise RequestError(f"{path} is not a valid ONNX model: {one_line(error)}") from error
+    if model.ir_version < 4:  # before, every weight had to be an input too
+        model.graph.inputs[:] = [value for value in model.graph.inputs if value.name not in model.graph.initializers]
+        model.ir_version = 4
+    return model
+
+
+def _read(path: Path) -> tuple[onnx.ModelProto, dict[str, Any]]:
+    """A file as `large_weights.split_weights` would give it; without arrays if it cannot be read so."""
     arrays: dict[str, Any] = {}
     try:
         if (apart := large_weights.read(path)) is None:
@@ -69,48 +82,56 @@ def load(path: str | Path) -> ir.Model:
         raise RequestError(f"{path} is {kind}")
     if not proto.graph.output:
         raise RequestError(f"{path} is not a readable ONNX model (it has no outputs); download or export it again")
-    try:
-        if fault := _dangling(proto.graph):
+    return proto, arrays
+
+
+def _model_of(path: Path, proto: onnx.ModelProto, arrays: dict[str, Any]) -> ir.Model:
+    """The model in a protobuf of `_read`: checked, with its external data, and in opset `OPSET` or newer."""
+    if fault := _dangling(proto.graph):
+        raise ValueError(fault)
+    opset = _known_opset(proto)
+    if arrays and (opset < OPSET or any(tensor.external_data for tensor in proto.graph.initializer)):
+        proto, arrays = onnx.load(path, load_external_data=False), {}
+    arrays, repaired = _checked(path, proto, arrays, opset)
+    if proto.functions:
+        proto = onnx.inliner.inline_local_functions(proto, convert_version=True)
+    elif not arrays and opset >= OPSET:
+        arrays = large_weights.take_external(proto, path.parent)
+    onnx.load_external_data_for_model(proto, str(path.parent))
+    if repaired and not arrays and proto.ByteSize() < tensor_sizes.WHOLE:
+        onnx.checker.check_model(repairs.with_ranks(proto))
+    repairs.make_dense(proto.graph)
+    repairs.name_nodes_apart(proto.graph)
+    if opset < OPSET:
+        proto = _converted(proto, opset)
+        logger.warning("%s has opset %d; it is read as opset %d (onnx.version_converter)", path, opset, OPSET)
+    _open_sizes(proto.graph)
+    map_types.clear(proto.graph)
+    return large_weights.join_weights(proto, arrays)
+
+
+def _checked(path: Path, proto: onnx.ModelProto, arrays: dict[str, Any], opset: int) -> tuple[dict[str, Any], int]:
+    """Runs the checker of onnx, but for a repaired graph without arrays, which is checked with its external data.
+
+    Returns:
+        The arrays, with those of linked files, which the checker would refuse; and the number of repairs.
+    """
+    is_linked = not arrays and tensor_sizes.is_linked(proto, path.parent)
+    if is_linked:
+        if fault := tensor_sizes.fault(proto, path.parent):
             raise ValueError(fault)
-        opset = _known_opset(proto)
-        if arrays and (opset < OPSET or any(tensor.external_data for tensor in proto.graph.initializer)):
-            proto, arrays = onnx.load(path, load_external_data=False), {}
-        is_linked = not arrays and tensor_sizes.is_linked(proto, path.parent)
-        if is_linked:
-            if fault := tensor_sizes.fault(proto, path.parent):
-                raise ValueError(fault)
-            if not proto.functions and opset >= OPSET:
-                arrays = large_weights.take_external(proto, path.parent)
-            tensor_sizes.embed(proto, path.parent)
-        repaired = repairs.name_graphs(proto.graph) + repairs.mark_fused_norms(proto.graph, opset)
-        if arrays:
-            onnx.checker.check_model(repairs.with_ranks(large_weights.emptied(proto, arrays)))
-        elif not repaired:
-            ranked = repairs.with_ranks(proto)  # by its path otherwise, since files beside it are checked, too
-            onnx.checker.check_model(str(path) if ranked is proto and not is_linked else ranked)
-        if not arrays and (fault := tensor_sizes.fault(proto, path.parent)):
-            raise ValueError(fault)
-        if proto.functions:
-            proto = onnx.inliner.inline_local_functions(proto, convert_version=True)
-        elif not arrays and opset >= OPSET:
+        if not proto.functions and opset >= OPSET:
             arrays = large_weights.take_external(proto, path.parent)
-        onnx.load_external_data_for_model(proto, str(path.parent))
-        if repaired and not arrays and proto.ByteSize() < tensor_sizes.WHOLE:
-            onnx.checker.check_model(repairs.with_ranks(proto))
-        repairs.make_dense(proto.graph)
-        repairs.name_nodes_apart(proto.graph)
-        if opset < OPSET:
-            proto = _converted(proto, opset)
-            logger.warning("%s has opset %d; it is read as opset %d (onnx.version_converter)", path, opset, OPSET)
-        _open_sizes(proto.graph)
-        map_types.clear(proto.graph)
-        model = large_weights.join_weights(proto, arrays)
-    except Exception as error:  # the checker's kind, onnx_ir's, and UnicodeDecodeError for damaged names
-        raise RequestError(f"{path} is not a valid ONNX model: {one_line(error)}") from error
-    if proto.ir_version < 4:  # before, every weight had to be an input too
-        model.graph.inputs[:] = [value for value in model.graph.inputs if value.name not in model.graph.initializers]
-        model.ir_version = 4
-    return model
+        tensor_sizes.embed(proto, path.parent)
+    repaired = repairs.name_graphs(proto.graph) + repairs.mark_fused_norms(proto.graph, opset)
+    if arrays:
+        onnx.checker.check_model(repairs.with_ranks(large_weights.emptied(proto, arrays)))
+    elif not repaired:
+        ranked = repairs.with_ranks(proto)  # by its path otherwise, since files beside it are checked, too
+        onnx.checker.check_model(str(path) if ranked is proto and not is_linked else ranked)
+    if not arrays and (fault := tensor_sizes.fault(proto, path.parent)):
+        raise ValueError(fault)
+    return arrays, repaired
 
 
 def unreadable(path: Path, error: Exception) -> str:

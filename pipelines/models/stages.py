@@ -386,10 +386,11 @@ def _trained(folder: ModelFolder, trained: CalibrationTable, model: ir.Model) ->
     from pipelines.graph import io, query
     from pipelines.quantization.calibration.calibrate import calibrate
 
+    # int8 tensors, which DequantizeLinear reads, have no ranges
     values = [
         *model.graph.inputs,
         *(value for node in model.graph if node.op_type != "DequantizeLinear" for value in node.outputs),
-    ]  # without int8 tensors
+    ]
     names = [str(value.name) for value in values if query.is_float(value)]
     if unknown := trained.tensors.keys() - set(names):
         raise RequestError(

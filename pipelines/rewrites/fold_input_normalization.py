@@ -130,9 +130,8 @@ def _level(folded: Floats, remainder: Floats, zero: int) -> int:
     """Returns the smallest k, negative if z + k exceeds 255, for which |rest / k| exceeds no weight maximum."""
     reach, target = (np.abs(weights).reshape(len(weights), -1).max(axis=1) for weights in (folded, remainder))
     live = reach > 0
-    least = math.ceil(
-        float((target[live] / reach[live]).max(initial=0)) - 1e-3
-    )  # tolerance for the rounding of float32 means
+    # 1e-3 less, for the rounding of float32 means
+    least = math.ceil(float((target[live] / reach[live]).max(initial=0)) - 1e-3)
     level = min(max(least, 1), max(zero, WHITE - zero))
     return level if zero + level <= WHITE else -level
 

@@ -9,6 +9,7 @@ from pipelines.graph import edit, query
 from pipelines.rewrites.driver import Rewrite
 
 HALVES, FLOAT = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16), ir.DataType.FLOAT
+# Operators with an attribute that is a dtype or a tensor
 STUBBORN = (
     "RandomNormal",
     "RandomNormalLike",
@@ -17,7 +18,7 @@ STUBBORN = (
     "EyeLike",
     "Bernoulli",
     "Constant",
-)  # carry a dtype
+)
 
 
 class WidenHalf(Rewrite):

@@ -326,9 +326,8 @@ def import_ranker(
     detected, details, files = read(path, data, target, schema=schema, family=family, **options)
     recipe, operators = zoo.entry(detected).recipe, [query.label(node) for node in io.load(target / "fp32.onnx").graph]
     kept = tuple(pattern for pattern in recipe.keep_float if matching((pattern,), operators))
-    details["recipe"] = dataclasses.replace(
-        recipe, keep_float=kept
-    ).to_json()  # without patterns of operators that the graph lacks
+    # without patterns of operators that the graph lacks
+    details["recipe"] = dataclasses.replace(recipe, keep_float=kept).to_json()
     write_card(target, detected, f"{zoo.entry(detected).title}; from the graph {Path(path).name}", details, files)
     return zoo.load(target)
 

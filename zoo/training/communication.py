@@ -37,11 +37,8 @@ CANDIDATES: dict[str, tuple[Any, ...]] = {  # in the order of their usual gain
     "gradient_as_bucket_view": (True, False),
     "static_graph": (True,),
 }
-WARM, ROUNDS, FINAL = (
-    3,
-    5,
-    9,
-)  # warm-up steps (DistributedDataParallel reorders its buckets in the second step), steps of a comparison
+# steps of warm-up (DistributedDataParallel reorders its buckets in the second one), of a comparison, of the last one
+WARM, ROUNDS, FINAL = (3, 5, 9)
 SECONDS = 120.0  # time limit of the search
 LEAST = 0.02  # minimum gain for a change of options, as a share of the time of a step
 

@@ -10,13 +10,8 @@ from pipelines.core.errors import RequestError
 from zoo.training.settings import BELOW_1, FROM_0, PRECISION, SEED, SHARE, Range, require_settings
 from zoo.translation.data.tokens import POSITIONS
 
-FROZEN = (
-    "encoder.",
-    "encoder_norm.",
-    "embedding.",
-    "source_embedding.",
-    "source_norm.",
-)  # prefixes of the weights that `TrainingConfig.frozen` does not train
+# Prefixes of the weights that `TrainingConfig.frozen` does not train
+FROZEN = ("encoder.", "encoder_norm.", "embedding.", "source_embedding.", "source_norm.")
 RANGES = {
     "languages": Range("source-target, as en-de", lambda languages: languages.count("-") == 1),
     "max_length": Range(f"2 to {POSITIONS}", lambda tokens: 2 <= tokens <= POSITIONS),

@@ -37,13 +37,12 @@ BUDGET = 2.0  # seconds until no further batch size is checked; that of the call
 ROUNDING = 1000  # times the difference that optimizations of the reference make; native kernels differ by 40 times it
 SAME = 1e-6  # difference of a sample alone and in a batch, as a share of the power; only float remainders have any
 MIXED = (
-    0.01  # the same as a share of the difference of two samples: a float part before int8 layers may round otherwise
+    0.01  # the same, as a share of the difference of two samples: float parts before int8 layers may round otherwise
 )
 DIFFERS = "a sample in the batch differs from the sample alone"
 Run = Callable[[Batch], dict[str, NDArray[Any]]]
-Expected = Callable[
-    [Batch, Batch], dict[str, NDArray[Any]]
-]  # (batch, outputs of the kernels) -> outputs to compare with
+# (batch, outputs of the kernels) -> outputs to compare with them
+Expected = Callable[[Batch, Batch], dict[str, NDArray[Any]]]
 _FAULTS: dict[str, str] = {}  # "" or the fault, by key
 _LOCK = threading.RLock()
 os.register_at_fork(before=_LOCK.acquire, after_in_parent=_LOCK.release, after_in_child=_LOCK.release)

@@ -216,9 +216,8 @@ def first_calls(work: Work) -> dict[str, Any]:
     if (path := images.target_of(work, "openvino-int8")).is_file():
         ways["openvino-nncf"] = str(path), "nncf"
     core = str(processes.last_core())
-    kept = {
-        name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
-    }  # pip's packages are compiled
+    # with bytecode, as pip compiles packages
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     results: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
     for _ in range(FIRST_CALLS):
         for name, way in ways.items():

@@ -175,9 +175,8 @@ class Alignment:
         weights = np.where(total > TINY, weights / np.maximum(total, TINY), np.float32(1 / len(usable)))
         spans = [np.array(spans, np.int64) for spans in (sentence.source_spans, sentence.target_spans)]
         scores = None
-        if (
-            sentence.scores is not None
-        ):  # that of a token without characters goes to the next one, at the end to the last
+        # the score of a token without characters goes to the next token, at the end to the last one
+        if sentence.scores is not None:
             owners = np.minimum(np.searchsorted(written, np.arange(len(sentence.scores))), len(written) - 1)
             scores = np.bincount(owners, sentence.scores, len(written)).astype(np.float64)
         self._blocks.append(_Block(own_source, spans[0][usable], own_target, spans[1][written], weights, scores))

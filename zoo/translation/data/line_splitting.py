@@ -20,9 +20,7 @@ from zoo.translation.data.sentence_splitting import split_sentences
 from zoo.translation.data.tokens import UNKNOWN, Tokens
 
 UNKNOWN_SCRIPT = "is in a script or language that the model does not know"
-MAX_TOKEN_CHARACTERS = (
-    100  # a text with more characters, times the maximum number of tokens, is cut before it is encoded
-)
+MAX_TOKEN_CHARACTERS = 100  # a text with more characters, times the maximum number of tokens, is cut before encoding
 CUT_CHARACTERS = 4  # characters per token of such a text
 MAX_WORD = 100  # a longer word of ASCII in a sentence that is too long is an address or data, which is copied
 SHOWN = 40  # characters of a copied text that are shown

@@ -363,9 +363,8 @@ class _Writer(Writer):
 
     def last(self, x: ir.Value, tokens: ir.Value) -> ir.Value:
         """Appends the row of each sentence's last token, [batch, tokens, width] -> [batch, width]."""
-        is_token = self.add(
-            "Cast", [tokens], f"{tokens.name}.given", dtype=ir.DataType.BOOL, to=int(ir.DataType.BOOL)
-        )  # PAD is 0
+        # PAD is 0, so that a token is True as a Boolean
+        is_token = self.add("Cast", [tokens], f"{tokens.name}.given", dtype=ir.DataType.BOOL, to=int(ir.DataType.BOOL))
         counted = self.add(
             "Cast", [is_token], f"{tokens.name}.counted", dtype=ir.DataType.INT64, to=int(ir.DataType.INT64)
         )

@@ -24,12 +24,10 @@ from zoo.translation.search.shortlist import MAGIC, SHORTLIST, Shortlist, read_b
 
 EPSILON = 1e-6
 ALPHA = "_QuantMultA"
-FIREFOX = SearchConfig(
-    kind="marian", beam=1, length_penalty=1.0, growth=2.0, banned=(UNKNOWN,)
-)  # defaults of the browser
-MARIAN_DECODER = SearchConfig(
-    kind="marian", beam=12, length_penalty=0.0, growth=3.0, banned=(UNKNOWN,)
-)  # Marian's defaults
+# Defaults of Firefox
+FIREFOX = SearchConfig(kind="marian", beam=1, length_penalty=1.0, growth=2.0, banned=(UNKNOWN,))
+# Defaults of marian-decoder
+MARIAN_DECODER = SearchConfig(kind="marian", beam=12, length_penalty=0.0, growth=3.0, banned=(UNKNOWN,))
 DECODERS = {"self-attention": "attention", "rnn": "ssru", "average-attention": "average"}
 # Options of the network: {name: supported values}
 SUPPORTED = {

@@ -187,9 +187,8 @@ class Trainer:
                     encoded = self.teacher.encode(source)
                     teacher_logits = self.teacher(source, target, encoded, layers).flatten(0, 1)
             logits = model(source, target, encoded if self.config.frozen else None, own_layers).flatten(0, 1)
-        hard = (
-            logits.detach() if teacher_logits is not None and self.config.soft == 1 else logits
-        )  # the hard loss has no weight
+        # without gradient where the hard loss has no weight
+        hard = logits.detach() if teacher_logits is not None and self.config.soft == 1 else logits
         loss, plain = CrossEntropy.apply(hard, labels.flatten(), smoothing, self.shares)  # type: ignore[no-untyped-call]
         if teacher_logits is not None:
             kept = (labels.flatten() != PAD).nonzero()[:, 0]
@@ -247,9 +246,8 @@ class Trainer:
             ZooError: The loss is not finite.
         """
         start, order = time.monotonic(), batches(data, self.config.batch_size, [self.config.seed, epoch])
-        torch.manual_seed(
-            int(np.random.default_rng([self.config.seed, epoch, 1]).integers(2**32)) + self.group.rank
-        )  # for dropout
+        # the seed of dropout
+        torch.manual_seed(int(np.random.default_rng([self.config.seed, epoch, 1]).integers(2**32)) + self.group.rank)
         self.model.train()
         if self.config.frozen:
             self.model.encoder.eval()  # without dropout, as at inference
