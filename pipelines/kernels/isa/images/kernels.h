@@ -75,15 +75,22 @@ inline void mean(const Window &w, const Mean &m, uint8_t *out, int64_t count) {
     for (; begin < count; begin += 16) mean_of<16>(w, m, begin, out);
 }
 
-// Total: wide enough for the bytes of all pixels.
-template <class Total, int Width>
+// Rows of up to 257 pixels are added as words first.
+template <int Width>
 inline void global_mean_of(const Window &w, int32_t x_zero, float scale, int32_t zero, uint8_t *out, int64_t begin) {
+    constexpr int64_t kWordPixels = 65535 / 255;
     const auto shift = static_cast<int32_t>(w.rows * w.columns) * x_zero;
-    Total total[Width] = {};
-    for (int64_t y = 0; y < w.rows; ++y)
-        for (int64_t x = 0; x < w.columns; ++x) {
-            const uint8_t *source = w.x + y * w.row_pitch + x * w.pixel_pitch + begin;
-            for (int j = 0; j < Width; ++j) total[j] = static_cast<Total>(total[j] + source[j]);
+    int32_t total[Width] = {};
+    const int64_t columns = w.columns < kWordPixels ? w.columns : kWordPixels, rows = kWordPixels / columns;  // whose words are added up
+    for (int64_t top = 0; top < w.rows; top += rows)
+        for (int64_t left = 0; left < w.columns; left += columns) {
+            uint16_t part[Width] = {};
+            for (int64_t y = top; y < top + rows && y < w.rows; ++y)
+                for (int64_t x = left; x < left + columns && x < w.columns; ++x) {
+                    const uint8_t *source = w.x + y * w.row_pitch + x * w.pixel_pitch + begin;
+                    for (int j = 0; j < Width; ++j) part[j] = static_cast<uint16_t>(part[j] + source[j]);
+                }
+            for (int j = 0; j < Width; ++j) total[j] += part[j];
         }
     for (int j = 0; j < Width; ++j)
         out[begin + j] = static_cast<uint8_t>(to_byte(static_cast<float>(total[j] - shift) * scale, -zero, 255 - zero) + zero);
@@ -91,9 +98,8 @@ inline void global_mean_of(const Window &w, int32_t x_zero, float scale, int32_t
 
 inline void global_mean(const Window &w, int32_t x_zero, float scale, int32_t zero, uint8_t *out, int64_t count) {
     int64_t begin = 0;
-    if (w.rows * w.columns <= 65535 / 255)
-        for (; begin + 64 <= count; begin += 64) global_mean_of<uint16_t, 64>(w, x_zero, scale, zero, out, begin);
-    for (; begin < count; begin += 16) global_mean_of<int32_t, 16>(w, x_zero, scale, zero, out, begin);
+    for (; begin + 64 <= count; begin += 64) global_mean_of<64>(w, x_zero, scale, zero, out, begin);
+    for (; begin < count; begin += 16) global_mean_of<16>(w, x_zero, scale, zero, out, begin);
 }
 
 inline void interleave(const uint8_t *const *planes, uint8_t fill, int64_t n, uint8_t *out) {

@@ -172,6 +172,15 @@ def test_depthwise(kernel: tuple[int, int], stride: int, channels: int) -> None:
     same_bits(net, rng.integers(0, 256, (1, channels, 9, 11), dtype=np.uint8))
 
 
+@pytest.mark.parametrize("shape", [(17, 16, 64), (2, 300, 80), (300, 2, 16)])
+def test_means_of_more_pixels_than_words_add_up(shape: tuple[int, int, int]) -> None:
+    steps = [Pixels(0, last=True), GlobalAverage(0, 1, 100, 1 / shape[0] / shape[1], 120), Dequantize(1, 0.25, 3)]
+    net = program(shape, [shape, (1, 1, shape[2])], steps, shape[2])
+    samples = np.random.default_rng(1).integers(0, 256, (2, *shape), dtype=np.uint8)
+    samples[1] = 255
+    same_bits(net, samples)
+
+
 @pytest.mark.parametrize("channels", [16, 30, 64, 144, 208])
 @pytest.mark.parametrize(("scale", "bounds"), [(0.9, ()), (1e-12, ()), (0.9, (7, 200))])
 def test_products_by_one_pixel(channels: int, scale: float, bounds: tuple[int, ...]) -> None:

@@ -275,6 +275,25 @@ def test_attention_in_shifted_windows_is_whole(masked: bool, tmp_path: Path) -> 
     assert kinds.count(Attention) == 1
 
 
+def test_codes_of_merged_patches_are_padded_by_their_zero_point(tmp_path: Path) -> None:
+    """SwinV2: codes of a norm are reshaped before the Pad, whose number is their zero point, not a real value."""
+    g = Graph()
+    x = g.add("Reshape", [patches(g), g.constant(np.array([-1, 4, 4, CHANNELS]))])
+    bounds = [[np.array(bound) for bound in (place, [2**31] * 2, [1, 2], [2, 2])] for place in np.ndindex(2, 2)]
+    parts = [g.add("Slice", [x, *map(g.constant, bound)]) for bound in bounds]
+    merged = g.add("Reshape", [g.add("Concat", parts, axis=3), g.constant(np.array([-1, 4, 4 * CHANNELS]))])
+    x = linear(g, g.quantize(merged, 0.03, 125), (4 * CHANNELS, CHANNELS))
+    norm = g.add("LayerNormalization", [x, weights(g, CHANNELS), weights(g, CHANNELS)])
+    qparams = [g.constant(np.float32(0.03)), g.constant(np.uint8(125))]
+    codes = g.add("QuantizeLinear", [norm, *qparams])
+    codes = g.add("Reshape", [codes, g.constant(np.array([-1, 2, 2, CHANNELS]))])
+    codes = g.add("Pad", [codes, g.constant(np.array([0, 0, 0, 0, 0, 1, 2, 0])), qparams[1]])
+    rows = linear(g, g.add("DequantizeLinear", [codes, *qparams]), (CHANNELS, CHANNELS))
+    mean = g.quantize(g.add("ReduceMean", [rows, g.constant(np.array([1, 2]))], keepdims=0), 0.03, 125)
+    g.flat = g.layer("Gemm", mean, (5, CHANNELS), 0.03, transB=1)
+    check(g, g.save(tmp_path / "m.onnx", [3, 16, 16], g.flat, opset=20))
+
+
 @pytest.mark.parametrize("last", [False, True])
 def test_parts_of_tokens_are_of_the_size_that_onnx_gives_them(last: bool, tmp_path: Path) -> None:
     """Sixteen tokens in three parts are six, six and four."""

@@ -266,24 +266,27 @@ ZOO_INLINE inline void dense_rows(int64_t rows, const typename Results::Panel &p
     if constexpr (Rows > 1) dense_rows<Results, Rows - 1>(rows, p, first, count, before);
 }
 
+constexpr int64_t kShortInputs = 96;
+
 // Of few inputs, whose products take as long as what becomes of them: that of a tile goes between the products of the next. Returns the pixels done.
 template <class Results>
 int64_t short_tiles(const typename Results::Panel &p) {
     constexpr int V = Results::kVectors, kRows = 12 / V / Results::kRows * Results::kRows, kGroups = kRows / Results::kRows;
     const Results results(p);
-    const int64_t count = p.n / kRows, begin = p.d.offsets[0], end = begin + p.d.stretch;
+    const int64_t count = p.n / kRows, steps = p.inputs() / 4;
     const uint8_t *const *const in = p.in;
     const int8_t *const weights = p.w, *const bias = p.bias(V);
+    int64_t offsets[kShortInputs / 4];
+    for (int64_t s = 0, i = 0; s < p.d.stretches; ++s)
+        for (int64_t k = 0; k < p.d.stretch; k += 4) offsets[i++] = p.d.offsets[s] + k;
     Ints sums[kRows][V];
     const auto finish = [&](auto g, int64_t first) ZOO_INLINE { results.template finish<g.value * Results::kRows>(sums, first); };
     for (int64_t t = 0; t < count; ++t) {
         DenseSums<kRows, V> next;
         next.begin(in + t * kRows, bias);
-        const int8_t *w = weights;
-        int64_t k = begin;
-        const auto add = [&]() ZOO_INLINE { next.add_inputs(k, w), k += 4, w += 4 * kInts * V; };
-        if (t) unroll<kGroups>([&](auto g) ZOO_INLINE { add(), finish(g, (t - 1) * kRows); });
-        while (k < end) add();
+        const auto add = [&](int64_t i) ZOO_INLINE { next.add_inputs(offsets[i], weights + 4 * kInts * V * i); };
+        if (t) unroll<kGroups>([&](auto g) ZOO_INLINE { add(g.value), finish(g, (t - 1) * kRows); });
+        for (int64_t i = t ? kGroups : 0; i < steps; ++i) add(i);
         unroll<kRows>([&](auto r) ZOO_INLINE { unroll<V>([&](auto v) ZOO_INLINE { sums[r.value][v.value] = next.values[r.value][v.value]; }); });
     }
     if (count) unroll<kGroups>([&](auto g) ZOO_INLINE { finish(g, (count - 1) * kRows); });
@@ -295,7 +298,7 @@ void dense_panel(const typename Results::Panel &p) {
     constexpr int V = Results::kVectors;
     int64_t done = 0;
     if constexpr (kInts == 16 && V < 4 && sizeof(**p.out) == 1)  // registers for two tiles
-        if (p.d.stretches == 1 && p.d.stretch >= 16 && p.d.stretch <= (V == 3 ? 48 : 96)) done = short_tiles<Results>(p);
+        if (p.inputs() >= 16 && p.inputs() <= (V == 3 ? kShortInputs / 2 : kShortInputs)) done = short_tiles<Results>(p);
     const int64_t n = p.n - done, tiles = (n + kTileRows<V> - 1) / kTileRows<V>;  // of as equal heights as can be
     if (!tiles) return;
     const int64_t rows = n / tiles, higher = n % tiles;
