@@ -156,60 +156,121 @@ def compare(model: NativeModel, batch: Batch, *others: Batch) -> dict[str, Any]:
         {"difference", "fault", "refused", "sizes"}, see `child.probe`; {} if the reference does not run the batch.
     """
     try:
-        expect = model.expected(model.reference, model.threads, *model.names)
-        run, alone = model.open(model.path, model.threads, *model.names), resized(batch, 1)
-        start, count = time.perf_counter(), length(batch)
-        computed = run(batch)
-        whole = expect(batch, computed)
+        example = _Example(model, batch)
     except ZooError:
         return {}
-    seconds = (time.perf_counter() - start) / count
-    one = computed if count == 1 else {}
-    noise: float | None = None  # that optimizations of the reference make
-    with contextlib.suppress(ZooError):  # a fixed batch size
-        if count > 1:
-            one = run(alone)
-            expect(alone, one)
     result: dict[str, Any] = {"difference": 0.0, "fault": "", "refused": False, "sizes": []}
-    sizes = dict.fromkeys((count, *(model.sizes if one else ())))
+    sizes = dict.fromkeys((example.count, *(model.sizes if example.first else ())))
     for samples, size in (*((batch, size) for size in sizes), *((other, length(other)) for other in others)):
-        is_slow = seconds * size > BUDGET / 2 or time.perf_counter() - start > BUDGET
-        if samples is batch and result["sizes"] and is_slow:
+        if samples is batch and result["sizes"] and example.is_slow(size):
             continue
-        example, same = resized(samples, size), samples is batch and size == count
-        try:
-            outputs = computed if same else run(example)
-            expected = whole if same else expect(example, outputs)
-            first = one if samples is batch or not one else run(resized(samples, 1))
-        except ZooError:  # the graph does not take this size
+        if (compared := example.compare(samples, size)) is None:
             continue
-        try:
-            share, name = largest_difference("native", outputs, expected)
-            if share > ALIKE and _chooses(model.reference):
-                share, name = largest_difference("native", outputs, expected, ordered=False)
-            share *= min(1.0, _power(expected, name) / (_power(whole, name) or 1.0))  # one score may be near zero
-            if share > ALIKE:
-                if noise is None:
-                    plain = model.expected(model.reference, model.threads, *model.names, optimize=False)
-                    noise, _ = largest_difference("native", plain(batch, run(batch)), whole)
-                share = min(share, ALIKE) if share <= ROUNDING * noise else share
-            fault = difference("native", name, share)
-        except ZooError as error:
-            share, fault = np.inf, one_line(error)
-        else:
-            if not _all_repeat(outputs, first, size, length(samples)):
-                share, fault = np.inf, DIFFERS
+        share, fault = compared
         if share > result["difference"]:
-            shape = "" if samples is batch else f" of shape {list(next(iter(example.values())).shape)}"
-            result |= {"difference": float(share), "fault": f"with a batch{shape or f' of {size}'}, {fault}"}
+            shape = f"of {size}" if samples is batch else f"of shape {list(next(iter(samples.values())).shape)}"
+            result |= {"difference": float(share), "fault": f"with a batch {shape}, {fault}"}
         result["sizes"].append(size)
     is_free = set(model.sizes) <= set(result["sizes"])  # in its number of samples
-    for size in model.repeated if one and is_free and result["difference"] <= ALIKE else ():
+    for size in model.repeated if example.first and is_free and result["difference"] <= ALIKE else ():
         with contextlib.suppress(ZooError):
-            if not _all_repeat(run(resized(batch, size)), one, size, count):
+            if not example.repeats(size):
                 result |= {"difference": np.inf, "fault": f"with a batch of {size}, {DIFFERS}"}
             result["sizes"].append(size)
     return result
+
+
+class _Example:
+    """Results of native code and of its reference on an example batch.
+
+    Args:
+        model: Model and its reference.
+        batch: The batch.
+
+    Attributes:
+        count: Samples of the batch.
+        first: Native results of its first sample alone; empty if the graph does not take one sample.
+
+    Raises:
+        ZooError: The batch does not run.
+    """
+
+    def __init__(self, model: NativeModel, batch: Batch) -> None:
+        self.model, self.batch = model, batch
+        self._expect = self._open_reference()
+        self._run, alone = model.open(model.path, model.threads, *model.names), resized(batch, 1)
+        self._start, self.count = time.perf_counter(), length(batch)
+        self._outputs = self._run(batch)
+        self._expected = self._expect(batch, self._outputs)
+        self._seconds = (time.perf_counter() - self._start) / self.count  # of a sample
+        self._noise: float | None = None  # difference that optimizations of the reference make
+        self.first = self._outputs if self.count == 1 else {}
+        with contextlib.suppress(ZooError):  # a fixed batch size
+            if self.count > 1:
+                self.first = self._run(alone)
+                self._expect(alone, self.first)
+
+    def _open_reference(self, **options: Any) -> Expected:
+        return self.model.expected(self.model.reference, self.model.threads, *self.model.names, **options)
+
+    def is_slow(self, size: int) -> bool:
+        """Whether the time for another batch of this size is up.
+
+        Args:
+            size: Number of samples.
+        """
+        return self._seconds * size > BUDGET / 2 or time.perf_counter() - self._start > BUDGET
+
+    def compare(self, samples: Batch, size: int) -> tuple[float, str] | None:
+        """Compares the results of samples, which are repeated.
+
+        Args:
+            samples: The example batch, or another one.
+            size: Number of samples.
+
+        Returns:
+            The largest difference and its message; None if the graph does not take the batch.
+        """
+        batch, own = resized(samples, size), samples is self.batch
+        try:
+            outputs, expected = self._outputs, self._expected
+            if not own or size != self.count:
+                outputs = self._run(batch)
+                expected = self._expect(batch, outputs)
+            first = self.first if own or not self.first else self._run(resized(samples, 1))
+        except ZooError:
+            return None
+        try:
+            share, name = self._difference(outputs, expected)
+            fault = difference("native", name, share)
+        except ZooError as error:
+            return np.inf, one_line(error)
+        return (share, fault) if _all_repeat(outputs, first, size, length(samples)) else (np.inf, DIFFERS)
+
+    def _difference(self, outputs: Batch, expected: Batch) -> tuple[float, str]:
+        """The largest difference, as a share of the power of its output in the example, and the output."""
+        share, name = largest_difference("native", outputs, expected)
+        if share > ALIKE and _chooses(self.model.reference):
+            share, name = largest_difference("native", outputs, expected, ordered=False)
+        share *= min(1.0, _power(expected, name) / (_power(self._expected, name) or 1.0))  # one score may be near zero
+        if share > ALIKE and share <= ROUNDING * self._noise_of_reference():
+            share = ALIKE
+        return share, name
+
+    def _noise_of_reference(self) -> float:
+        """The difference that optimizations of the reference make."""
+        if self._noise is None:
+            plain = self._open_reference(optimize=False)
+            self._noise, _ = largest_difference("native", plain(self.batch, self._run(self.batch)), self._expected)
+        return self._noise
+
+    def repeats(self, size: int) -> bool:
+        """Whether samples in a repeated batch have the results of the first sample alone.
+
+        Args:
+            size: Number of samples.
+        """
+        return _all_repeat(self._run(resized(self.batch, size)), self.first, size, self.count)
 
 
 def _chooses(path: Path) -> bool:
