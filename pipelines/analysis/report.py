@@ -7,7 +7,7 @@ that only its weights and the rounding of its inputs count. The most damaging la
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -221,7 +221,7 @@ class _RoundedTensor:
         }
 
 
-def _end(node: ir.Node, names: set[str]) -> str:
+def _end(node: ir.Node, names: Collection[str]) -> str:
     """Returns the float tensor that ends a dynamically quantized product; "" if there is none."""
     out = node.outputs[0]
     while str(out.name) not in names:
@@ -243,6 +243,25 @@ class _Comparison:
         inputs = {str(port.name) for port in self.float.graph.inputs if query.is_float(port)}
         self.outputs: dict[str, str] = {}  # operator -> the value of the int8 graph that is compared
         self.cut: list[str] = []
+        self._find_outputs(floats)
+        self.tensors: dict[str, _RoundedTensor] = {}
+        self._find_tensors(floats | inputs)
+        self.inputs = inputs & set(self.tensors)  # the graph's inputs that are quantized
+        first = [
+            port.shape[0] if port.shape is not None and len(port.shape) else None for port in self.float.graph.inputs
+        ]
+        self.fixed = first[0] if len(set(first)) == 1 and isinstance(first[0], int) else 0
+        self.chain = {name: _ErrorPower() for name in self.outputs.values()}
+        self.own = {name: _ErrorPower() for name in self.outputs.values()}
+        names = {
+            str(a.name): str(b.name) for a, b in zip(self.float.graph.outputs, self.int8.graph.outputs, strict=True)
+        }
+        self.results = {a: _ErrorPower() for a, b in names.items() if a == b and a in floats}
+        self._groups: list[_TensorGroup] = []
+        self.seen, self.first = 0, dict[str, NDArray[Any]]()
+
+    def _find_outputs(self, floats: Collection[str]) -> None:
+        """Finds the values that operators of the int8 graph are compared by. floats: results of the float graph."""
         for node in self.int8.graph:
             if node.op_type in QDQ or not node.outputs or float_stem(str(node.outputs[0].name)) not in floats:
                 continue
@@ -258,38 +277,19 @@ class _Comparison:
         for node in self.int8.graph:
             if node.op_type == "MatMulInteger" and (end := _end(node, floats)):
                 self.outputs[str(node.name)] = end
-        self.tensors: dict[str, _RoundedTensor] = {}
+
+    def _find_tensors(self, names: Collection[str]) -> None:
+        """Finds scale and limits of the tensors that are quantized with ranges of the table. names: float tensors."""
         for node in self.int8.graph:
-            name = (
-                float_stem(str(node.inputs[0].name))
-                if node.op_type == "QuantizeLinear" and node.inputs[0] is not None
-                else ""
-            )
+            x = node.inputs[0] if node.op_type == "QuantizeLinear" else None
+            name = float_stem(str(x.name)) if x is not None else ""
+            if name not in names or name not in self.table.tensors:
+                continue
             scale, zero = (query.constant(value) for value in (*node.inputs[1:3], None, None)[:2])
-            if (
-                name in floats | inputs
-                and name in table.tensors
-                and scale is not None
-                and zero is not None
-                and scale.size == 1
-            ):
+            if scale is not None and zero is not None and scale.size == 1:
                 limits = np.iinfo(zero.dtype)
-                self.tensors.setdefault(
-                    name, _RoundedTensor(float(scale.item()), int(zero.item()), int(limits.min), int(limits.max))
-                )
-        self.inputs = inputs & set(self.tensors)  # the graph's inputs that are quantized
-        first = [
-            port.shape[0] if port.shape is not None and len(port.shape) else None for port in self.float.graph.inputs
-        ]
-        self.fixed = first[0] if len(set(first)) == 1 and isinstance(first[0], int) else 0
-        self.chain = {name: _ErrorPower() for name in self.outputs.values()}
-        self.own = {name: _ErrorPower() for name in self.outputs.values()}
-        names = {
-            str(a.name): str(b.name) for a, b in zip(self.float.graph.outputs, self.int8.graph.outputs, strict=True)
-        }
-        self.results = {a: _ErrorPower() for a, b in names.items() if a == b and a in floats}
-        self._groups: list[_TensorGroup] = []
-        self.seen, self.first = 0, dict[str, NDArray[Any]]()
+                tensor = _RoundedTensor(float(scale.item()), int(zero.item()), int(limits.min), int(limits.max))
+                self.tensors.setdefault(name, tensor)
 
     def probe(self, feed: Batch) -> int:
         """Opens the sessions; returns the number of samples per run, by the size of the results of a few samples."""

@@ -56,13 +56,7 @@ def info(model: Model) -> dict[str, Any]:
         RequestError: There is no such model, or a file of it is damaged.
     """
     if is_file(model) and Path(model).suffix == SUFFIX:
-        from zoo.api.exporting import describe  # imports onnx, unlike a run of a finished model
-
-        with open_delta(Path(model)) as delta:
-            changed = {
-                name: sum(piece.data for piece in file.pieces) for name, file in delta.files.items() if file.pieces
-            }
-            return {"path": str(model), **describe(delta), "files": changed}
+        return _of_delta(Path(model))
     if is_file(model) and (zipfile.is_zipfile(model) or Path(model).suffix == ".plan"):
         from pipelines.engines import plan
 
@@ -88,16 +82,7 @@ def info(model: Model) -> dict[str, Any]:
         if built := read_record(path):
             details["built"] = built
         if (path / BUILD_STAGES[1]).is_file() and (path / BUILD_STAGES[2]).is_file():
-            details["native"] = stages.native_form(open_folder(path, zoo.entry))
-            if details["native"].get("forms") and (path / NATIVE).is_file() and extension.isas():
-                from pipelines.engines.native.forms import Forms
-
-                with contextlib.suppress(ZooError):  # a damaged file is made anew at its first use
-                    details["native"]["chosen"] = Forms(path / NATIVE).chosen
-            if not details["native"] and (path / PRECISIONS["int8"]).is_file() and extension.isas():
-                from pipelines.engines.native import images
-
-                details["native"] = images.form(path / PRECISIONS["int8"])
+            details["native"] = _native_form(path)
         elif isinstance(zoo.entry(card.entry), Lowerable):
             details["native"] = {"reason": f"not built yet; run: zoo build {model}"}
         if (path / QUANTIZATION).is_file():
@@ -106,6 +91,31 @@ def info(model: Model) -> dict[str, Any]:
             except RequestError as error:
                 raise RequestError(f"{error}; rebuild it with: zoo build {model} --force") from error
     return details
+
+
+def _of_delta(path: Path) -> dict[str, Any]:
+    from zoo.api.exporting import describe  # imports onnx, unlike a run of a finished model
+
+    with open_delta(path) as delta:
+        changed = {name: sum(piece.data for piece in file.pieces) for name, file in delta.files.items() if file.pieces}
+        return {"path": str(path), **describe(delta), "files": changed}
+
+
+def _native_form(path: Path) -> dict[str, Any]:
+    """How the operators of a calibrated model run in the native kernels, and the form that this machine chose."""
+    form = stages.native_form(open_folder(path, zoo.entry))
+    if not extension.isas():
+        return form
+    if form.get("forms") and (path / NATIVE).is_file():
+        from pipelines.engines.native.forms import Forms
+
+        with contextlib.suppress(ZooError):  # a damaged file is made anew at its first use
+            form["chosen"] = Forms(path / NATIVE).chosen
+    if not form and (path / PRECISIONS["int8"]).is_file():
+        from pipelines.engines.native import images
+
+        return images.form(path / PRECISIONS["int8"])
+    return form
 
 
 def _of_file(path: Path) -> dict[str, Any]:

@@ -294,16 +294,7 @@ class Rewriter(Writer):
         if isinstance(b, Layout) and isinstance(a, np.ndarray) and b.entries.ndim == 2 and (a == 1).all() and not gemm:
             return self._sum(b.entries, (0,), node)[None] if a.shape == (1, 1, len(b.entries)) else None
         if isinstance(a, Layout) and isinstance(b, Layout) and not gemm:
-            if a.entries.shape[1:] == (1,) and b.entries.shape == (1, 1):  # a vector times a number
-                x, y = a.entries.ravel(), b.entries.ravel()
-                product = self.base(x.shape, lambda: self.node("Mul", [self.written(x), self.written(y)], "mul"))
-                return product.entries().reshape(a.entries.shape)
-            if a.entries.ndim == 2 and b.entries.shape == (a.entries.shape[1], 1) and self._is_softmax(b.entries):
-                return self._weighted(a.entries, b.entries.ravel())[:, None]
-            if a.entries.ndim == 2 and b.entries.ndim == 2:  # a mask times the rows of a list
-                products = self._of_rows("Mul", a.entries[:, :, None], b.entries[None])
-                return None if products is None else self._sum(products, (1,), node)
-            return None
+            return self._product(node, a.entries, b.entries)
         if (
             isinstance(b, Layout)
             and isinstance(a, np.ndarray)
@@ -340,6 +331,19 @@ class Rewriter(Writer):
             return self.node("Gemm", inputs, "layer", transB=int(turned), **more)
 
         return self.base((w.shape[0 if turned else 1],), make).entries().reshape(shape)
+
+    def _product(self, node: ir.Node, a: Array, b: Array) -> Array | None:
+        """Appends a MatMul of two computed matrices."""
+        if a.shape[1:] == (1,) and b.shape == (1, 1):  # a vector times a number
+            x, y = a.ravel(), b.ravel()
+            product = self.base(x.shape, lambda: self.node("Mul", [self.written(x), self.written(y)], "mul"))
+            return product.entries().reshape(a.shape)
+        if a.ndim == 2 and b.shape == (a.shape[1], 1) and self._is_softmax(b):
+            return self._weighted(a, b.ravel())[:, None]
+        if a.ndim == 2 and b.ndim == 2:  # a mask times the rows of a list
+            products = self._of_rows("Mul", a[:, :, None], b[None])
+            return None if products is None else self._sum(products, (1,), node)
+        return None
 
     def _softmax(self, x: Array) -> Array:
         """Appends a softmax over the only axis longer than 1."""

@@ -61,40 +61,15 @@ class RowStore:
                 ("weight", "f4"),
             ]
         )
-        self.errors, digest = ErrorLog(), hashlib.sha256()
-        moments: list[NDArray[np.float64]] = []
-        missing = np.concatenate([np.zeros(0, int), *(np.full(field.width, field.last) for field in features.fields)])
-        has_values = np.zeros(width, bool), np.zeros(numbers, bool)
+        self.errors = ErrorLog()
         parent = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
         try:
             self._file = tempfile.TemporaryFile(dir=parent)  # noqa: SIM115 (open as long as this object)
-            with progress("reading") as advance:
-                for rows in features.read(data, on_error=on_error, errors=self.errors, labelled=True):
-                    if rows.labels is None:
-                        raise RequestError(
-                            "found rows without labels, expected a label (0 or 1) in front of every row to train on"
-                        )
-                    records = np.empty(len(rows), self.record)
-                    for name in ("ids", "numbers", "scales"):
-                        records[name] = getattr(rows, name)
-                    records["label"], records["weight"] = rows.labels, rows.weights
-                    digest.update(records.view(np.uint8).data)
-                    self._file.write(records.view(np.uint8).data)
-                    moments.append(rows.times)
-                    has_values[0][:] |= (rows.ids != missing).any(axis=0)
-                    has_values[1][:] |= (rows.numbers != 0).any(axis=0)
-                    advance(len(rows))
-            self._file.flush()
+            when = self._copy(features, data, on_error)
         except OSError as error:
             if error.errno in FULL:
                 raise DiskFull(f"the rows read to {parent}", error) from error
             raise RequestError(f"cannot write in {parent}: {error.strerror or error}") from error
-        self.digest = digest.hexdigest()
-        self.seen = {
-            field.name for field in features.fields if has_values[0][field.start : field.start + field.width].any()
-        }
-        self.seen |= {number.name for number, filled in zip(features.numbers, has_values[1], strict=False) if filled}
-        when = np.concatenate(moments)
         if np.isneginf(when).all():  # their order is no time
             (column,) = features.schema.of("timestamp")
             raise RequestError(
@@ -103,6 +78,36 @@ class RowStore:
             )
         self.order = np.argsort(when, kind="stable")
         self._records = np.memmap(self._file, self.record, "r")
+
+    def _copy(self, features: Features, data: Any, on_error: str) -> NDArray[np.float64]:
+        """Writes all rows to the file; returns their times, and sets `digest` and `seen`."""
+        digest, moments = hashlib.sha256(), list[NDArray[np.float64]]()
+        width, numbers, _ = features.shape
+        missing = np.concatenate([np.zeros(0, int), *(np.full(field.width, field.last) for field in features.fields)])
+        has_values = np.zeros(width, bool), np.zeros(numbers, bool)
+        with progress("reading") as advance:
+            for rows in features.read(data, on_error=on_error, errors=self.errors, labelled=True):
+                if rows.labels is None:
+                    raise RequestError(
+                        "found rows without labels, expected a label (0 or 1) in front of every row to train on"
+                    )
+                records = np.empty(len(rows), self.record)
+                for name in ("ids", "numbers", "scales"):
+                    records[name] = getattr(rows, name)
+                records["label"], records["weight"] = rows.labels, rows.weights
+                digest.update(records.view(np.uint8).data)
+                self._file.write(records.view(np.uint8).data)
+                moments.append(rows.times)
+                has_values[0][:] |= (rows.ids != missing).any(axis=0)
+                has_values[1][:] |= (rows.numbers != 0).any(axis=0)
+                advance(len(rows))
+        self._file.flush()
+        self.digest = digest.hexdigest()
+        self.seen = {
+            field.name for field in features.fields if has_values[0][field.start : field.start + field.width].any()
+        }
+        self.seen |= {number.name for number, filled in zip(features.numbers, has_values[1], strict=False) if filled}
+        return np.concatenate(moments)
 
     def __len__(self) -> int:
         return len(self.order)

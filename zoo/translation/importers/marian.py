@@ -144,32 +144,8 @@ class _Reader(Folder):
     def _model_config(self) -> tuple[ModelConfig, bool]:
         """Returns the configuration, and whether layers are pre-LN; unsupported options become errors."""
         autoregression = self._option("transformer-decoder-autoreg", "self-attention")
-        supported = dict(SUPPORTED)
-        if autoregression == "rnn":
-            supported["dec-cell"] = ("ssru",)
-        if autoregression == "average-attention":
-            supported |= SUPPORTED_AVERAGE
-        for name, values in supported.items():
-            value = self._option(name, values[0])
-            if value not in values:
-                self.faults.append(f"{name}: {value} is not supported, expected {' or '.join(values)}")
-        before, after, embedded, top = (
-            re.sub("d", "", self._option(f"transformer-{name}", default)) for name, default in OPERATIONS.items()
-        )
-        if (before, after) not in (("", "an"), ("n", "a")):
-            self.faults.append(
-                f"transformer-preprocess: {before!r} with transformer-postprocess: {after!r} is not supported, "
-                "expected '' with 'dan', or 'n' with 'da'"
-            )
-        for name, value in (("postprocess-emb", embedded), ("postprocess-top", top)):
-            if value not in ("", "n"):
-                self.faults.append(f"transformer-{name}: {value} is not supported, expected 'd' or 'n'")
-        if before == "n":
-            self._normalizes_before(autoregression)
-        if "Wpos" in self.tensors:
-            self.faults.append(
-                "transformer-train-positions is not supported: Marian decodes every token at the first one"
-            )
+        self._require_supported(autoregression)
+        pre_norm, embedding_norm, final_norm = self._norms(autoregression)
         width, heads = self._whole("dim-emb"), self._whole("transformer-heads", "8")
         if width % heads or width % 2 or width < 4:
             self.faults.append(f"dim-emb {width} cannot be shared by transformer-heads {heads}")
@@ -184,8 +160,8 @@ class _Reader(Folder):
             decoder_hidden=0 if other == hidden else other,
             activation=self._option("transformer-ffn-activation", "swish"),
             autoregression=DECODERS.get(autoregression, "attention"),
-            embedding_norm=embedded == "n",
-            final_norm=top == "n",
+            embedding_norm=embedding_norm,
+            final_norm=final_norm,
             shared_source=everywhere or self.flag("tied-embeddings-src"),
             tied_output=everywhere or self.flag("tied-embeddings"),
             output_bias=True,
@@ -197,7 +173,40 @@ class _Reader(Folder):
                 self._option("transformer-aan-activation", "swish"),
             )
             model_config = replace(model_config, average_hidden=hidden, average_activation=activation)
-        return model_config, before == "n"
+        return model_config, pre_norm
+
+    def _require_supported(self, autoregression: str) -> None:
+        """Adds options with values that are not supported to the faults."""
+        supported = dict(SUPPORTED)
+        if autoregression == "rnn":
+            supported["dec-cell"] = ("ssru",)
+        if autoregression == "average-attention":
+            supported |= SUPPORTED_AVERAGE
+        for name, values in supported.items():
+            value = self._option(name, values[0])
+            if value not in values:
+                self.faults.append(f"{name}: {value} is not supported, expected {' or '.join(values)}")
+        if "Wpos" in self.tensors:
+            self.faults.append(
+                "transformer-train-positions is not supported: Marian decodes every token at the first one"
+            )
+
+    def _norms(self, autoregression: str) -> tuple[bool, bool, bool]:
+        """Returns whether layers are pre-LN, and whether norms follow the embeddings and the last layer."""
+        before, after, embedded, top = (
+            re.sub("d", "", self._option(f"transformer-{name}", default)) for name, default in OPERATIONS.items()
+        )
+        if (before, after) not in (("", "an"), ("n", "a")):
+            self.faults.append(
+                f"transformer-preprocess: {before!r} with transformer-postprocess: {after!r} is not supported, "
+                "expected '' with 'dan', or 'n' with 'da'"
+            )
+        for name, value in (("postprocess-emb", embedded), ("postprocess-top", top)):
+            if value not in ("", "n"):
+                self.faults.append(f"transformer-{name}: {value} is not supported, expected 'd' or 'n'")
+        if before == "n":
+            self._normalizes_before(autoregression)
+        return before == "n", embedded == "n", top == "n"
 
     def _normalizes_before(self, autoregression: str) -> None:
         version = re.match(r"v1\.(\d+)", self._option("version"))
