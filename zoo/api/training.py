@@ -47,8 +47,8 @@ def schema(
         log: CSV or TSV with a header, JSON lines (plain or .gz), or Parquet: a file, a folder, a pattern, or a list of
             them, whose rows are one log. Folders named column=value add the column (Hive partitions).
         output: Path of the schema as JSON; None to write no file.
-        label: Columns to predict, with values 0 and 1: one, or several; None for a column named label, click, clicked,
-            target or y.
+        label: Columns to predict, one or several, of 0 and 1 or with the values that are 1 ("rating>=4",
+            "event=buy,cart"); None for a column named label, click, clicked, target or y.
         delimiter: Delimiter of CSV; None to detect it.
         on_error: "raise" to stop at an invalid row, "skip" to leave it out, as in training.
         category: Columns that are categories, in place of the inferred kind.
@@ -106,7 +106,7 @@ def train(
         resume: Continue from the last checkpoint in `output`.
         on_error: "raise" to stop at an invalid row, "skip" to leave it out and count it.
         schema: Schema of a click log (see `zoo.schema`); None to infer it.
-        label: Columns of a click log to predict: one or, for families of several labels, several.
+        label: Columns of a click log to predict, as in `zoo.schema`: one or, for families of several labels, several.
         preset: "draft" for a small draft of the model that the setting `teacher` names (speculative decoding). `output`
             becomes that model with its draft; it may be the model's own folder.
 

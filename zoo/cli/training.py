@@ -33,8 +33,8 @@ negative_rate = click.option(
 @click.option(
     "--label",
     multiple=True,
-    help="Click logs: column to predict; repeatable for families of several labels. [default: label, click, clicked, "
-    "target or y]",
+    help="Click logs: column to predict, of 0 and 1 or with the values that are 1 (rating>=4, event=buy,cart); "
+    "repeatable for families of several labels. [default: label, click, clicked, target or y]",
 )
 @click.option(
     "--held-out",
@@ -294,7 +294,12 @@ def import_model(source: str, output: str | None, as_json: bool, **options: Any)
 @click.command()
 @click.argument("logs", nargs=-1, required=True, metavar="LOG...")
 @click.option("-o", "--output", default=None, help="JSON file of the schema. [default: only print it]")
-@click.option("--label", multiple=True, metavar="COLUMN", help="Column to predict, of values 0 and 1; repeatable.")
+@click.option(
+    "--label",
+    multiple=True,
+    metavar="COLUMN",
+    help="Column to predict, of 0 and 1 or with the values that are 1 (rating>=4, event=buy,cart); repeatable.",
+)
 @click.option("--delimiter", default=None, metavar="CHARACTER", help="Delimiter of CSV. [default: detected]")
 @click.option("--category", multiple=True, metavar="COLUMN", help="Column that is a category; repeatable.")
 @click.option("--number", multiple=True, metavar="COLUMN", help="Column that is a number; repeatable.")

@@ -266,11 +266,13 @@ class CsvReader:
 
         Returns:
             The reader. None without native code, for logs that are not CSV or have columns of a partition, for
-            separators outside ASCII, for several labels, and where `parser_of` has none.
+            separators outside ASCII, for several labels or one whose values are not 0 and 1, and where `parser_of` has
+            none.
         """
         if log.kind != "csv" or log.partition or not log.delimiter.isascii() or log.delimiter in '"\r\n':
             return None
-        if sum(name in names for name in features.schema.labels) > 1:
+        labels = [column for column in features.schema.of("label") if column.name in names]
+        if len(labels) > 1 or any(column.positive for column in labels):
             return None
         form = "quoted" if log.header else "unquoted"
         parser = parser_of(features, log.columns, names, log.delimiter, form, isa)

@@ -27,6 +27,8 @@ from zoo.recommenders.data.logs import Log, open_logs
 from zoo.recommenders.data.row_errors import MAX_SKIPPED, MAX_SKIPPED_SHARE, ErrorLog, RowPositions, timed
 from zoo.recommenders.data.schema import FEATURES, REGRESSION, Schema
 
+BINARY = "0 or 1"
+
 
 @dataclass(frozen=True)
 class Features(Encoding):
@@ -316,7 +318,7 @@ class Features(Encoding):
                     texts = [columns[name].to_numpy(zero_copy_only=False) for name in keep]
                     rows = replace(rows, kept=np.stack(texts, axis=1).astype(object))
                 faults = _faults(rows, self.schema) if labelled else []
-                _report(faults, columns, f"{log.path}", errors)
+                _report(faults, columns, self.schema, f"{log.path}", errors)
                 left_out = {row for row, _, _ in faults}
                 for row, message in vectors:
                     place = f"{log.path} row {rows.index[row] - positions.start + 1}, {message}"
@@ -361,13 +363,19 @@ def _faults(rows: Rows, schema: Schema) -> list[tuple[int, str, str]]:
 
 
 def _report(
-    faults: list[tuple[int, str, str]], columns: Mapping[str, pa.Array], name: str, errors: ErrorLog | None
+    faults: list[tuple[int, str, str]],
+    columns: Mapping[str, pa.Array],
+    schema: Schema,
+    name: str,
+    errors: ErrorLog | None,
 ) -> None:
     """Counts rows left out; without an error log, raises RequestError for the first one."""
-    expected = {"label": "0 or 1", "weight": "0 or more"}
+    expected = {column.name: "0 or more" for column in schema.of("weight")}
+    for label in schema.of("label"):
+        expected[label.name] = ("a number" if "at_least" in label.positive else "a value") if label.positive else BINARY
     for row, kind, column in faults:
         text = columns[column][row].as_py()
-        message = f"{name}: found the {kind} {column} {text!r}, expected {expected[kind]}"
+        message = f"{name}: found the {kind} {column} {text!r}, expected {expected[column]}"
         if errors is None:
-            raise RequestError(f"{message}; {REGRESSION}" if kind == "label" else message)
+            raise RequestError(f"{message}; {REGRESSION}" if expected[column] == BINARY else message)
         errors.add(kind, message)

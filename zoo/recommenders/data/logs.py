@@ -388,7 +388,7 @@ def _is_number(text: str) -> bool:
     try:
         float(text)
     except ValueError:
-        return not text
+        return not any(character.isalpha() for character in text)
     return True
 
 

@@ -63,7 +63,9 @@ OF_NUMBERS = ("log1p", "log1p-min-max", "standard", "min-max", "quantile", "valu
 POOLINGS = ("mean", "sum", "max", "none")  # none: the items are kept apart, as a sequence
 TOWERS = ("user", "item")
 MOST_BUCKETS = 2**31 - 1
-REGRESSION = "regression targets are not supported; add a column of 0 and 1, such as rating >= 4"
+REGRESSION = (
+    "regression targets are not supported; say which values are 1, such as --label 'rating>=4' or --label 'event=buy'"
+)
 OF_VECTORS = ("per-element",)
 OF_KINDS = {"number": OF_NUMBERS, "category": OF_CATEGORIES, "categories": OF_LISTS, "vector": OF_VECTORS}
 OF_A_LIST = ("separator", "pooling", "length")  # fields of the kind categories
@@ -180,6 +182,18 @@ JSON_SCHEMA: dict[str, Any] = {
                         "description": "of a label: another label; this label is defined only in rows where the "
                         "other one is 1, such as a purchase after a click",
                     },
+                    "positive": {
+                        "type": "object",
+                        "description": "of a label: the values that are 1, numbers of at least so much or one of these "
+                        "texts; all others are 0",
+                        "properties": {
+                            "at_least": _number,
+                            "values": {"type": "array", "items": {"type": "string"}, "minItems": 1},
+                        },
+                        "minProperties": 1,
+                        "maxProperties": 1,
+                        "additionalProperties": False,
+                    },
                     "why": {"type": "string", "description": "reason for the choice"},
                 },
                 "required": ["name", "kind"],
@@ -198,6 +212,7 @@ class Column:
 
     Attributes:
         encoding: Encoding of the values; {} for kinds without one.
+        positive: Values of a label that are 1; {} if they are 0 and 1 in the log.
     """
 
     name: str
@@ -216,6 +231,7 @@ class Column:
     source: str = ""
     unit: str = ""
     where: str = ""
+    positive: Mapping[str, Any] = field(default_factory=dict)
     why: str = ""
 
     @property
@@ -364,49 +380,16 @@ class Schema:
         return cls.from_json(files.read_json(Path(path)), str(path))
 
 
-def incomplete(column: Any) -> bool:
-    """Whether a column of a schema file lacks the encoding of its kind, as after an edit of the kind alone.
+def positive_text(positive: Mapping[str, Any]) -> str:
+    """Describes the values of a label that are 1, such as ">= 4" or "buy or cart".
 
     Args:
-        column: JSON of the column; one that is not of the form `JSON_SCHEMA` is not incomplete.
+        positive: See `Column.positive`.
 
     Returns:
-        Whether the encoding must come from the values of the column.
+        The description.
     """
-    if not isinstance(column, dict) or not isinstance(column.get("name"), str) or column.get("kind") not in KINDS:
-        return False
-    kind, encoding = column["kind"], column.get("encoding", {})
-    if kind == "timestamp":
-        return not column.get("unit")
-    if kind not in FEATURES or not isinstance(encoding, dict):
-        return False
-    if column.get("gaps_of"):
-        return not all(column.get(name) for name in ("separator", "unit", "encoding"))
-    if column.get("shares") and not encoding:
-        return not all(column.get(name) for name in OF_A_LIST)
-    foreign = encoding.get("type", next(iter(ENCODINGS))) in ENCODINGS and encoding.get("type") not in OF_KINDS[kind]
-    return foreign or (kind == "categories" and not any(column.get(name) for name in OF_A_LIST))
-
-
-def without_foreign_fields(column: Any) -> Any:
-    """Removes the fields that belong to other kinds.
-
-    Args:
-        column: JSON of a column of a schema file.
-
-    Returns:
-        JSON of the column.
-    """
-    if not isinstance(column, dict) or column.get("kind") not in KINDS:
-        return column
-    kind = column["kind"]
-    foreign = {*OF_A_LIST, "shares", "gaps_of"} if kind != "categories" else set()
-    foreign |= {"min_count", "table"} if kind not in OF_ROWS else set()
-    foreign |= {"encoding"} if kind not in FEATURES else set()
-    foreign |= {"unit"} if kind != "timestamp" and not column.get("gaps_of") else set()
-    foreign |= {"tower"} if kind not in FEATURES else set()
-    foreign |= {"where"} if kind != "label" else set()
-    return {name: value for name, value in column.items() if name not in foreign}
+    return f">= {positive['at_least']:g}" if "at_least" in positive else " or ".join(positive["values"])
 
 
 COLUMNS = ("column", "kind", "values", "missing", "encoding", "why")
@@ -414,6 +397,8 @@ COLUMNS = ("column", "kind", "values", "missing", "encoding", "why")
 
 def _encoding_text(column: Column) -> str:
     """Describes the encoding of a column in a few words."""
+    if column.positive:
+        return f"1 where {positive_text(column.positive)}"
     encoding = column.encoding
     size = {"hash": "buckets", "hash-bucket": "buckets", "vocabulary": "values", "id": "rows", "gaps": "buckets"}.get(
         encoding.get("type", ""), ""

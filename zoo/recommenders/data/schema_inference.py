@@ -10,15 +10,16 @@ from typing import Any
 from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json
 from pipelines.core.progress import progress
-from zoo.recommenders.data.cell_values import LIST
+from zoo.recommenders.data.cell_values import LIST, canonical
 from zoo.recommenders.data.columns import names
 from zoo.recommenders.data.columns.gaps import with_gaps
 from zoo.recommenders.data.columns.kinds import column_of, label_of
-from zoo.recommenders.data.columns.labels import LABELS, Leaks, labels_among
+from zoo.recommenders.data.columns.label_values import binary
+from zoo.recommenders.data.columns.labels import LABELS, Leaks, label_rules, labels_among
 from zoo.recommenders.data.columns.sequences import with_shared_tables
 from zoo.recommenders.data.columns.statistics import ColumnStatistics
 from zoo.recommenders.data.logs import Log, open_logs
-from zoo.recommenders.data.schema import FEATURES, Column, Schema, incomplete, without_foreign_fields
+from zoo.recommenders.data.schema import ENCODINGS, FEATURES, KINDS, OF_A_LIST, OF_KINDS, OF_ROWS, Column, Schema
 
 LISTED = ("category", "categories")  # kinds that the texts of lists may look like
 
@@ -34,7 +35,8 @@ def infer(
 
     Args:
         log: Log to read, or several: their rows are those of one log. A column that some of them lack is ignored.
-        label: Columns to predict, one or several; None: a column named in `LABELS` that holds 0 and 1.
+        label: Columns to predict, one or several, also with the values that are 1 (see `label_rules`); None: a column
+            named in `LABELS` that holds 0 and 1.
         on_error: "skip" ignores the rows that training leaves out: rows with another number of columns, and labels
             other than 0 and 1. "raise" raises at the first such row.
         kinds: {column: "category", "number", "vector" or "ignored"} of the columns whose kind is not inferred.
@@ -49,11 +51,14 @@ def infer(
             column of `kinds` is absent or cannot be of its kind.
     """
     skip, kinds = on_error == "skip", dict(kinds or {})
-    requested = (label,) if isinstance(label, str) else tuple(label or ())
     logs = [log] if isinstance(log, Log) else list(log)
     path = f"{logs[0].path}" + (f" and {len(logs) - 1} more" if len(logs) > 1 else "")
     ignored = [name for name, kind in kinds.items() if kind == "ignored"]
-    seen, lacking, leaks, rows = _survey(logs, skip, requested, ignored=ignored)
+    rules = label_rules(
+        (label,) if isinstance(label, str) else label or (), {name for log in logs for name in log.columns}
+    )
+    requested = tuple(rules)
+    seen, lacking, leaks, rows = _survey(logs, skip, rules, ignored=ignored)
     unread = {name: kind for log in logs for name, kind in log.unread if name not in seen}
     if unknown := [name for name in kinds if name not in seen and name not in unread]:
         raise RequestError(f"{path} has no column {', '.join(map(repr, unknown))}; its columns are {', '.join(seen)}")
@@ -73,7 +78,7 @@ def infer(
     for name, statistics in seen.items():
         counts = int(statistics.distinct), statistics.missing
         if name in chosen:
-            columns.append(label_of(statistics, len(chosen) > 1))
+            columns.append(label_of(statistics, len(chosen) > 1, rules.get(name)))
         elif name in lacking and kinds.get(name) != "ignored":
             if name in kinds:
                 raise RequestError(f"{lacking[name]} lacks the column {name}, expected it as {kinds[name]}")
@@ -124,23 +129,54 @@ def load_schema(path: str | Path, data: Any, on_error: str = "raise") -> Schema:
     columns = value.get("columns") if isinstance(value, dict) else None
     if not isinstance(columns, list) or value.get("header") is False:
         return _with_paths(Schema.from_json(value, str(path)), path)
-    incomplete_names = [str(column["name"]) for column in columns if incomplete(column)]
+    incomplete_names = [str(column["name"]) for column in columns if _incomplete(column)]
     seen: dict[str, ColumnStatistics] = {}
     if incomplete_names:
         logs = open_logs(data)
         for log in logs:
             if absent := [name for name in incomplete_names if name not in log.columns]:
                 raise RequestError(f"{log.path} lacks the column {', '.join(absent)}, whose encoding the schema lacks")
-        seen = _survey(logs, on_error == "skip", (), incomplete_names)[0]
+        seen = _survey(logs, on_error == "skip", {}, incomplete_names)[0]
 
     def completed(column: Any) -> Any:
         if not (isinstance(column, dict) and column.get("name") in seen):
-            return without_foreign_fields(column)
-        inferred = column_of(seen[column["name"]], column["kind"], without_foreign_fields(column))
+            return _without_foreign_fields(column)
+        inferred = column_of(seen[column["name"]], column["kind"], _without_foreign_fields(column))
         return inferred.to_json()
 
     completed_value = {**value, "columns": [completed(column) for column in columns]}
     return _with_paths(Schema.from_json(completed_value, str(path)), path)
+
+
+def _incomplete(column: Any) -> bool:
+    """Whether JSON of the form `JSON_SCHEMA` lacks the encoding of its kind, as after an edit of the kind alone."""
+    if not isinstance(column, dict) or not isinstance(column.get("name"), str) or column.get("kind") not in KINDS:
+        return False
+    kind, encoding = column["kind"], column.get("encoding", {})
+    if kind == "timestamp":
+        return not column.get("unit")
+    if kind not in FEATURES or not isinstance(encoding, dict):
+        return False
+    if column.get("gaps_of"):
+        return not all(column.get(name) for name in ("separator", "unit", "encoding"))
+    if column.get("shares") and not encoding:
+        return not all(column.get(name) for name in OF_A_LIST)
+    foreign = encoding.get("type", next(iter(ENCODINGS))) in ENCODINGS and encoding.get("type") not in OF_KINDS[kind]
+    return foreign or (kind == "categories" and not any(column.get(name) for name in OF_A_LIST))
+
+
+def _without_foreign_fields(column: Any) -> Any:
+    """JSON of a column of a schema file without the fields of other kinds."""
+    if not isinstance(column, dict) or column.get("kind") not in KINDS:
+        return column
+    kind = column["kind"]
+    foreign = {*OF_A_LIST, "shares", "gaps_of"} if kind != "categories" else set()
+    foreign |= {"min_count", "table"} if kind not in OF_ROWS else set()
+    foreign |= {"encoding"} if kind not in FEATURES else set()
+    foreign |= {"unit"} if kind != "timestamp" and not column.get("gaps_of") else set()
+    foreign |= {"tower"} if kind not in FEATURES else set()
+    foreign |= {"where", "positive"} if kind != "label" else set()
+    return {name: value for name, value in column.items() if name not in foreign}
 
 
 def _with_paths(schema: Schema, path: str | Path) -> Schema:
@@ -177,7 +213,7 @@ def with_labels(columns: Sequence[Column], labels: Sequence[str]) -> tuple[Colum
 def _survey(
     logs: Sequence[Log],
     skip: bool,
-    labels: Sequence[str],
+    labels: Mapping[str, Mapping[str, Any]],
     chosen: Sequence[str] | None = None,
     ignored: Sequence[str] = (),
 ) -> tuple[dict[str, ColumnStatistics], dict[str, str | Path], Leaks, int]:
@@ -186,7 +222,7 @@ def _survey(
     Args:
         logs: The logs.
         skip: Whether rows with another number of columns are left out.
-        labels: Columns to predict; none if they are not known.
+        labels: {column to predict: its values that are 1}, see `label_rules`; {} if they are not known.
         chosen: Columns to read; None: all.
         ignored: Columns of these that are not read.
 
@@ -195,7 +231,7 @@ def _survey(
     """
     seen = {name: ColumnStatistics(name) for log in logs for name in log.columns if chosen is None or name in chosen}
     lacking: dict[str, str | Path] = {}
-    leaks, rows = Leaks(labels), 0
+    leaks, rows = Leaks(tuple(labels)), 0
     with progress("reading", None) as advance:
         for log in logs:
             lacking.update({name: log.path for name in seen if name not in log.columns})
@@ -203,6 +239,7 @@ def _survey(
             for batch in log.batches(read, on_bad_row=(lambda *_: None) if skip else None):
                 rows += batch.num_rows
                 columns = dict(zip(read, batch.columns, strict=True))
+                columns |= {name: binary(canonical(columns[name]), rule) for name, rule in labels.items() if rule}
                 for name, column in columns.items():
                     seen[name].add(column)
                 if chosen is None:

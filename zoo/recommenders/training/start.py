@@ -14,6 +14,7 @@ from pipelines.core.files import sha256
 from pipelines.core.plain import from_plain
 from zoo.recommenders import criteo
 from zoo.recommenders.data.columns.kinds import AS_NUMBERS, AS_TEXTS
+from zoo.recommenders.data.columns.labels import label_rules
 from zoo.recommenders.data.features import Features
 from zoo.recommenders.data.logs import open_logs
 from zoo.recommenders.data.schema import FEATURES, Column, Schema
@@ -161,21 +162,20 @@ def _schema(
         return log_schema
     source = criteo.schema(data, on_error=on_error) if criteo.is_built_in(schema) else schema
     log_schema = source if isinstance(source, Schema) else load_schema(source, data, on_error)
-    labels = (label,) if isinstance(label, str) else tuple(label or ())
-    if not labels:
-        return log_schema
     names = [column.name for column in log_schema.columns]
-    if twice := [name for index, name in enumerate(labels) if name in labels[:index]]:
-        raise RequestError(f"found the label {twice[0]} twice, expected every label once; leave one of them out")
-    if unknown := [name for name in labels if name not in names]:
+    rules = label_rules((label,) if isinstance(label, str) else label or (), names)
+    if not rules:
+        return log_schema
+    if unknown := [name for name in rules if name not in names]:
         raise RequestError(f"the schema has no column {unknown[0]!r}; its columns are {', '.join(names)}")
-    chosen = with_labels(log_schema.columns, labels)
-    return replace(log_schema, columns=tuple(_within(column, labels) for column in chosen))
+    chosen = with_labels(log_schema.columns, list(rules))
+    return replace(log_schema, columns=tuple(_asked(column, rules) for column in chosen))
 
 
-def _within(column: Column, labels: Sequence[str]) -> Column:
-    """A column whose label `where` is one of `labels`, else none."""
-    return replace(column, where="") if column.where and column.where not in labels else column
+def _asked(column: Column, rules: Mapping[str, Mapping[str, Any]]) -> Column:
+    """A column with the values that `rules` has for it, and without a label `where` that `rules` lacks."""
+    where = column.where if column.where in rules else ""
+    return replace(column, where=where, positive=rules.get(column.name) or column.positive)
 
 
 def require_labels(build: Build, schema: Schema) -> None:

@@ -251,6 +251,12 @@ def test_lists_with_weights_are_named(tmp_path):
         ("seen_it", lambda click, i: click if i % 100 else 1 - click, "match the label click in 99.0% of the rows"),
         ("skipped", lambda click, i: 1 - click, "match the label click in 100.0% of the rows"),
         ("outcome", lambda click, i: "yes" if click else "no", "match the label click in 100.0% of the rows"),
+        (
+            "order_number",
+            lambda click, i: i if click and i % 2 else "",
+            "click is 1 in 100.0% of the rows where it is pre",
+        ),
+        ("remark", lambda click, i: i if i % 3 else "", ""),
         ("label", lambda click, i: i % 2, ""),
         ("clicked", lambda click, i: i % 2, "another label by its name, beside click"),
         ("purchase_intent", lambda click, i: click or i % 2, "click is 0 in 100.0% of the rows where it is 0"),

@@ -249,7 +249,7 @@ def test_what_nothing_is_learned_from_says_what_to_do(tmp_path, value, kind, why
             "label,x\n3.5,2\n4,3\n",
             "label holds 3.5, 4; expected 0 and 1, name their column with --label; regression targets are",
         ),
-        ("label,x\nyes,2\nno,3\n", "label holds yes, no; expected 0 and 1, write those in their place, or name"),
+        ("label,x\nyes,2\nno,3\n", "label holds yes, no; expected 0 and 1, say which is 1 (--label 'label=yes')"),
         ('{"label": 1}\n{"label"\n', "line 2 of"),
         ("{}x", "line 1 of"),
         ('[{"label": 1, "x": 2}, {"label": 0, "x": 3}]', "holds an array of JSON, expected an object a line; run: jq"),
@@ -371,6 +371,45 @@ def test_a_log_that_breaks_off_gets_one_line(tmp_path, capsys, form):
         error = capsys.readouterr().err
         assert ended.value.code == 2 and error.count("\n") == 1 and f"{path} cannot be read" in error
         assert not (tmp_path / "out.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("label", "positive", "ones"),
+    [
+        ("event=buy,cart", {"values": ["buy", "cart"]}, [0, 1, 1, 0]),
+        ("event = buy", {"values": ["buy"]}, [0, 0, 1, 0]),
+        ("score>=4", {"at_least": 4.0}, [0, 1, 1, 0]),
+        ("score=5.0", {"values": ["5"]}, [0, 0, 1, 0]),
+        ("a=b", {}, [1, 0, 1, 0]),
+    ],
+)
+def test_a_label_may_say_which_values_are_1(tmp_path, label, positive, ones):
+    names = ("event", "score", "a=b", "item")
+    rows = (("view", "3.5", 1, 7), ("cart", "4", 0, 8), ("buy", "5.0", 1, 7), ("view", "1", 0, 9))
+    path = write_csv(tmp_path / "log.csv", [dict(zip(names, row, strict=True)) for row in rows * 5])
+    schema = infer(open_log(path), label, kinds={"item": "category"})
+    saved = Schema.load(schema.save(tmp_path / "schema.json"))
+    (column,) = saved.of("label")
+    assert saved == schema and column.positive == positive and f"{sum(ones) / 4:.1%} of them 1" in column.why
+    (encoded,) = Features(saved).read(path, labelled=True)
+    assert encoded.labels.tolist() == ones * 5
+
+
+@pytest.mark.parametrize(
+    ("label", "text", "said"),
+    [
+        ("score>=x", "1", "found --label 'score>=x', expected a number behind >=, such as score>=4"),
+        ("score>=9", "1", "the label score holds 0; expected 0 and 1, both of them"),
+        ("score>=2", "high", "found the label score 'high', expected a number"),
+        ("score=1", "", "found the label score None, expected a value"),
+    ],
+)
+def test_labels_that_cannot_be_read_are_named(tmp_path, label, text, said):
+    path = write_csv(tmp_path / "log.csv", [{"score": i % 4, "item": i % 7} for i in range(40)])
+    with pytest.raises(RequestError, match=re.escape(said)):
+        features = Features(infer(open_log(path), label))
+        other = write_csv(tmp_path / "other.csv", [{"score": text, "item": 3}])
+        list(features.read(other, labelled=True))
 
 
 def test_the_label_is_named(tmp_path, capsys):

@@ -13,7 +13,7 @@ from pipelines.core.errors import RequestError
 from zoo.recommenders.data.cell_values import LIST
 from zoo.recommenders.data.columns import gaps, names, times
 from zoo.recommenders.data.columns.statistics import SEPARATORS, STRAY, ColumnStatistics, Distinct
-from zoo.recommenders.data.schema import FEATURES, Column
+from zoo.recommenders.data.schema import FEATURES, Column, positive_text
 
 QUANTILES = 33
 MOST_BUCKETS = 2**22
@@ -56,12 +56,13 @@ def column_of(
     return replace(column, tower=tower) if column.kind in FEATURES else column
 
 
-def label_of(statistics: ColumnStatistics, several: bool = False) -> Column:
+def label_of(statistics: ColumnStatistics, several: bool = False, positive: Mapping[str, Any] | None = None) -> Column:
     """Returns the column of a label.
 
     Args:
-        statistics: Statistics of the values, of which some are 0 or 1.
+        statistics: Statistics of the labels, of which some are 0 or 1.
         several: Whether there are other labels, on which rows without this one are trained.
+        positive: Values of the column that are 1, see `Column`; None or empty: 0 and 1 stand in the log.
 
     Returns:
         The column.
@@ -69,8 +70,10 @@ def label_of(statistics: ColumnStatistics, several: bool = False) -> Column:
     either = statistics.zeros + statistics.ones
     fate = "train the other labels alone" if several else "are left out"
     others = f"; the {statistics.count - either:,} rows without {fate}" if either < statistics.count else ""
-    why = f"0 and 1, {statistics.ones / either:.1%} of them 1{others}"
-    return Column(statistics.name, "label", int(statistics.distinct), statistics.missing, why=why)
+    which = f"1 where {positive_text(positive)}, else 0" if positive else "0 and 1"
+    why = f"{which}, {statistics.ones / either:.1%} of them 1{others}"
+    common = int(statistics.distinct), statistics.missing
+    return Column(statistics.name, "label", *common, positive=positive or {}, why=why)
 
 
 def _chosen(seen: ColumnStatistics, kind: str, options: dict[str, Any], common: dict[str, Any], why: str) -> Column:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -10,15 +12,45 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
+from zoo.recommenders.data.cell_values import canonical, parse_floats
 from zoo.recommenders.data.columns import names
 from zoo.recommenders.data.columns.statistics import ColumnStatistics
 from zoo.recommenders.data.schema import REGRESSION
 
+_SIGN = re.compile(r"(.+?)(?:\s*(>?=)\s*(.+))?$", re.S)  # column, sign and value of a label as typed
 LABELS = ("label", "click", "clicked", "target", "y")
 EQUAL = 0.9  # correlation with the label from which on a column nearly equals it
 CERTAIN = 0.99  # share of one label among the rows of a value that decides it
 DECIDED = 10  # rows of the value that show it, and of the column, at least
 MOST = 3  # values of a column that is compared: two, and missing
+
+
+def label_rules(labels: Iterable[str], columns: Collection[str]) -> dict[str, dict[str, Any]]:
+    """Reads labels as they are typed: a column, "rating>=4" or "event=buy,cart".
+
+    Args:
+        labels: The labels.
+        columns: Columns of the log; the name of one is never split.
+
+    Returns:
+        {column: its values that are 1, see `Column`; {} if it holds 0 and 1}, in order.
+
+    Raises:
+        RequestError: A column stands there twice, or a number is missing.
+    """
+    rules: dict[str, dict[str, Any]] = {}
+    for text in labels:
+        name, sign, value = (text, "", "") if text in columns else _SIGN.match(text).groups("")  # type: ignore[union-attr]
+        if name in rules:
+            raise RequestError(f"found the label {name} twice, expected every label once; leave one of them out")
+        if sign == ">=":
+            number = parse_floats(pa.array([value]))[0]
+            if np.isnan(number):
+                raise RequestError(f"found --label {text!r}, expected a number behind >=, such as {name}>=4")
+            rules[name] = {"at_least": float(number)}
+        else:
+            rules[name] = {"values": canonical(pa.array(value.split(","))).to_pylist()} if sign else {}
+    return rules
 
 
 def labels_among(
@@ -39,12 +71,9 @@ def labels_among(
     Raises:
         RequestError: There is no such column, or it has other values than 0 and 1, or one of them alone.
     """
-    names = tuple(requested)
-    if twice := [name for index, name in enumerate(names) if name in names[:index]]:
-        raise RequestError(f"found the label {twice[0]} twice, expected every label once; leave one of them out")
-    if len(names) < 2:
-        return (label_among(path, seen, names[0] if names else None, skip),)
-    return tuple(label_among(path, seen, name, skip, missing=True) for name in names)
+    if len(requested) < 2:
+        return (label_among(path, seen, requested[0] if requested else None, skip),)
+    return tuple(label_among(path, seen, name, skip, missing=True) for name in requested)
 
 
 def label_among(
@@ -72,21 +101,27 @@ def label_among(
         why = f"none is called {', '.join(LABELS)}"
         raise RequestError(
             f"{path} has no column of 0 and 1 to predict ({why}); name one of its columns with --label: "
-            f"{names.listed(seen)[:300]}"
+            f"{names.listed(seen)[:300]}{_headless(seen)}"
         )
     if binary := [name for name in named if _is_binary(seen[name], skip, missing)]:
         return requested or min(binary, key=lambda name: LABELS.index(name.lower()))
     first = seen[named[0]]
     if not first.numeric and int(first.distinct) == 2 and not first.missing:
+        value = next(iter(first.distinct.values or ("1",)))
         raise RequestError(
-            f"{path}: the label {first.name} holds {_some(first)}; expected 0 and 1, write those in their place, "
-            "or name another column with --label"
+            f"{path}: the label {first.name} holds {_some(first)}; expected 0 and 1, say which is 1 "
+            f"(--label '{first.name}={value}'), or name another column with --label"
         )
     either = first.zeros + first.ones
     no_other = 0 < either == first.count - first.missing
     everywhere = "" if missing else ", in every row"
     expected = f"both of them{everywhere}" if no_other else f"name their column with --label; {REGRESSION}"
     raise RequestError(f"{path}: the label {first.name} holds {_some(first)}; expected 0 and 1, {expected}")
+
+
+def _headless(columns: Iterable[str]) -> str:
+    """A hint where a name is a number, as in the first row of a log without a header."""
+    return "; a log without a header needs one" if any(name.strip().isdecimal() for name in columns) else ""
 
 
 def _is_binary(seen: ColumnStatistics, skip: bool, missing: bool) -> bool:
@@ -110,7 +145,7 @@ def _some(seen: ColumnStatistics) -> str:
 
 
 class Leaks:
-    """Finds columns of two values that nearly equal the label, or decide it.
+    """Finds columns that nearly equal the label or decide it: by two values, or by being missing or not.
 
     Args:
         requested: Columns to predict; none: all columns named in `LABELS` are compared with the others.
@@ -121,6 +156,8 @@ class Leaks:
         self._values: dict[str, list[str | None]] = {}  # of the columns that have few
         self._many: set[str] = set()
         self._counts: dict[tuple[str, str], NDArray[np.int64]] = {}  # (label, column): rows, [values, label]
+        self._lacking: dict[tuple[str, str], NDArray[np.int64]] = {}  # the same: rows without a value, [label]
+        self._rows: dict[str, NDArray[np.int64]] = {}  # label: rows, [label]
 
     def add(self, columns: Mapping[str, pa.Array]) -> None:
         """Adds a batch.
@@ -132,6 +169,12 @@ class Leaks:
         labels = [name for name in columns if self._is_label(name)]
         for label in labels:
             truth = np.select([_equal(columns[label], "1"), _equal(columns[label], "0")], [1, 0], -1)
+            self._rows[label] = self._rows.get(label, 0) + np.bincount(truth[truth >= 0], minlength=2)
+            for name, texts in columns.items():
+                if texts.null_count and name != label:
+                    missing = truth[texts.is_null().to_numpy(zero_copy_only=False)]
+                    lacking = np.bincount(missing[missing >= 0], minlength=2)
+                    self._lacking[label, name] = self._lacking.get((label, name), 0) + lacking
             for name, code in codes.items():
                 if code is not None and name != label:
                     cells = np.bincount((2 * code + truth)[truth >= 0], minlength=2 * MOST).reshape(MOST, 2)
@@ -162,39 +205,55 @@ class Leaks:
         Returns:
             {column: message}.
         """
-        reasons = {name: self._reason(label, name) for name in columns if name not in self._many and name != label}
+        reasons = {name: self._reason(label, name) for name in columns if name != label}
         return {name: why for name, why in reasons.items() if why}
 
     def _reason(self, label: str, name: str) -> str:
-        counts = self._counts.get((label, name))
-        values = self._values.get(name, [])
-        if counts is None:
-            return ""
+        counts, values = self._counts.get((label, name)), self._values.get(name, [])
+        if name in self._many or counts is None:
+            lacking = self._lacking.get((label, name))
+            if lacking is None:
+                return ""
+            return _reason(label, name, np.stack([lacking, self._rows[label] - lacking]), ("missing", "present"))
         if len(values) == MOST and None in values:  # two values, and rows without one
             counts = np.delete(counts, values.index(None), 0)
             values = [value for value in values if value is not None]
         if len(values) != 2:
             return ""
-        table = counts[:2].astype(np.float64)
-        sides = [*table.sum(0), *table.sum(1)]
-        if not all(sides):
-            return ""
-        correlation = float(np.linalg.det(table)) / float(np.sqrt(np.prod(sides)))
-        if abs(correlation) >= EQUAL:
-            equal = max(table[0, 0] + table[1, 1], table[0, 1] + table[1, 0]) / table.sum()
-            return f"two values that match the label {label} in {equal:.1%} of the rows"
-        if name.lower() in LABELS:
-            return f"another label by its name, beside {label}"
-        base = table.sum(0) / table.sum()
-        for row, value in enumerate(values):
-            for truth in (1, 0):
-                certain = table[row, truth] / table[row].sum()
-                rare = 1 - certain < 0.1 * (1 - base[truth])
-                if table[row].sum() < DECIDED or certain < CERTAIN or not rare or not (truth or names.is_outcome(name)):
-                    continue
-                shown = "missing" if value is None else value
-                return f"{label} is {truth} in {certain:.1%} of the rows where it is {shown}, as after {label}"
+        return _reason(label, name, counts[:2], ["missing" if value is None else value for value in values])
+
+
+def _reason(label: str, name: str, counts: NDArray[np.int64], values: Sequence[str]) -> str:
+    """Says why a column is no feature.
+
+    Args:
+        label: The label.
+        name: Name of the column.
+        counts: Rows by value of the column and label, int64 [2, 2].
+        values: The two values of the column.
+
+    Returns:
+        The reason; "" if it neither nearly equals the label nor decides it.
+    """
+    table = counts.astype(np.float64)
+    sides = [*table.sum(0), *table.sum(1)]
+    if not all(sides):
         return ""
+    correlation = float(np.linalg.det(table)) / float(np.sqrt(np.prod(sides)))
+    if abs(correlation) >= EQUAL:
+        equal = max(table[0, 0] + table[1, 1], table[0, 1] + table[1, 0]) / table.sum()
+        return f"{' and '.join(values)} match the label {label} in {equal:.1%} of the rows"
+    if name.lower() in LABELS:
+        return f"another label by its name, beside {label}"
+    base = table.sum(0) / table.sum()
+    for row, value in enumerate(values):
+        for truth in (1, 0):
+            certain = table[row, truth] / table[row].sum()
+            rare = 1 - certain < 0.1 * (1 - base[truth])
+            if table[row].sum() < DECIDED or certain < CERTAIN or not rare or not (truth or names.is_outcome(name)):
+                continue
+            return f"{label} is {truth} in {certain:.1%} of the rows where it is {value}, as after {label}"
+    return ""
 
 
 def _equal(texts: pa.Array, value: str) -> NDArray[np.bool_]:

@@ -199,4 +199,6 @@ def column_faults(
         faults.append("lacks 'unit'")
     if kind != "label" and column.get("where"):
         faults.append(f"a {kind} has no where")
+    if kind != "label" and column.get("positive"):
+        faults.append(f"a {kind} has no positive")
     return faults
