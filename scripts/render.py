@@ -6,9 +6,8 @@
 from __future__ import annotations
 
 import re
-import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from scripts import render_chart as chart
 from scripts import render_compared as compared_with
 from scripts import render_recommenders as clicks
+from scripts import render_servers as servers
 from scripts.peers.quantization import own_models as peers
 from scripts.peers.recommenders import beyond_memory, dlrm_v2, tables
 
@@ -231,164 +231,20 @@ def recommenders(page: Path) -> str:
     return section("Recommenders on a custom log", parts)
 
 
-SERVING = """`zoo serve` and its peers, by `scripts/peers/serving/serving.py`.
-
-- Server on one core; load on the other: wrk, 64 connections, one row of wide-deep-criteo per request in the Open
-  Inference Protocol. Servers are interleaved and restarted in every round; medians (minimum to maximum).
-- Peers run the same int8.onnx in ONNX Runtime, as in their documentation (`scripts/peers/serving/servers/`).
-- stop: exit code after SIGTERM, and the number of processes that remain.
-- HTTP layers were measured on a machine with other load.
-
-"""
-LAYERS = "One native session behind each HTTP layer, computed on the server's thread ({source}):"
-TEXT_LOADS = {"sentences": ("multi30k-en-de", "sentence"), "embeddings": ("minilm-l6, `/v1/embeddings`", "text")}
-
-
 def serving() -> str:
     """Returns the section of servers and of the overhead of `zoo serve` over the model."""
-    parts = []
-    for report, source in compared("serving"):
-        for part in report["parts"]:
-            facts = part["found"]
-            if part["part"] == "workers":
-                sizes = ", ".join(f"{one['workers']}: {one['memory_mb']} MB" for one in facts)
-                parts.append(
-                    f"Memory of all processes (PSS) serving wide-deep-criteo and multi30k-en-de, by workers: {sizes} ({source}).\n"
-                )
-            elif isinstance(facts, list):
-                title = LAYERS.format(source=source) if part["part"] == "layers" else f"One row per request ({source}):"
-                parts.append(f"{title}\n\n{_servers(facts)}")
-            elif part["part"] == "rows":
-                parts.append(
-                    f"500 rows per request, TSV to CSV: {facts['served_rows_per_second']['median']:,.0f} rows/s, "
-                    f"{facts['share']:.2f} of `zoo run` in one process. p99 at 70% of that load: "
-                    f"{_tail(facts['at_70_percent'])}; with Poisson arrivals {_tail(facts['at_70_percent_poisson'])} "
-                    f"({source}).\n"
-                )
-            elif part["part"] == "lone":
-                texts = [
-                    f"{name} {case['served_ms']['median']:.2f} ms ({case['added_ms']:+.2f} ms)"
-                    for name, case in facts.items()
-                ]
-                parts.append(f"Latency of a single request (overhead over the call): {'; '.join(texts)} ({source}).\n")
-            else:
-                model, unit = TEXT_LOADS[part["part"]]
-                parts.append(
-                    f"{model}, {facts['clients']} clients, one {unit} per request: "
-                    f"{facts['served_per_second']['median']:,.0f} {unit}s/s, {facts['share']:.2f} of one call with 512 "
-                    f"{unit}s, p99 {facts['p99_ms']['median']:.0f} ms; overhead of a single {unit} "
-                    f"{facts['lone_added_ms']:+.2f} ms ({source}).\n"
-                )
-    for facts, source in compared("soak-serving"):
-        counts, memory, descriptors = facts["counts"], facts["memory_mb"], facts["descriptors"]
-        parts.append(
-            f"Soak test, `scripts/peers/serving/soak.py`, {facts['minutes']:g} minutes, {facts['rate']:,.0f} requests/s of "
-            f"a maximum of {facts['greatest_rate']:,.0f}, {facts['workers_killed']} workers killed, with slow, broken and "
-            f"oversized clients: {counts['200']:,} responses, {counts.get('wrong', 0)} wrong, {counts.get('lost', 0)} lost, "
-            f"{counts.get('503', 0)} with status 503; memory {memory['first']:.0f} to {memory['last']:.0f} MB "
-            f"({memory['slope_per_minute']:+.1f} MB/minute), {descriptors['least']} to {descriptors['most']} descriptors "
-            f"({source}).\n"
-        )
-    parts += [_deltas(report, source) for report, source in compared("deltas")]
-    return section("Serving", [SERVING + "\n".join(parts)] if parts else [])
+    parts = [servers.served(part, source) for report, source in compared("serving") for part in report["parts"]]
+    parts += [servers.soak(facts, source) for facts, source in compared("soak-serving")]
+    parts += [servers.deltas(report, source) for report, source in compared("deltas")]
+    return section("Serving", [servers.NOTES + "\n".join(parts)] if parts else [])
 
 
 def clusters() -> str:
     """Returns the section of scoring and serving on several processes and on Ray, and of gradient exchange."""
-    parts = []
-    for report, source in compared("cluster"):
-        rows = []
-        for way, case in report["results"].items():
-            equal = {True: "same bytes as one process", False: "other bytes"}.get(case.get("equal"), "")
-            memory = [f"{case[key]:,}" if key in case else "" for key in ("memory_mb", "worker_mb")]
-            rate = f"{case['rows_per_second']:,}"
-            rows.append([way, f"{case['rows']:,}", f"{case['seconds']:.1f}", rate, *memory, equal])
-        head = ["", "rows", "seconds", "rows/s", "MB, largest process", "MB, largest actor", "results"]
-        parts.append(
-            f"{report['model']}, {report['rows']:,} rows in {report['files']} Parquet files, process start to "
-            f"end, by `scripts/peers/distributed/cluster.py` ({source}). {report.get('note', '')}\n\n"
-            f"{markdown.table(head, rows)}"
-        )
-    for report, source in compared("ray-serve"):
-        rows = []
-        for case in report["results"]:
-            times = [f"{case[name]:,.1f}" for name in ("rate", "p50", "p99")]
-            rows.append([case["way"], f"{case['rows']}", *times])
-        head = ["", "rows per request", "requests/s", "p50, ms", "p99, ms"]
-        parts.append(
-            f"{report['model']}, one worker and one replica, {report['clients']} clients, interleaved, by "
-            f"`scripts/peers/serving/ray_serve.py` ({source}). {report.get('note', '')}\n\n"
-            f"{markdown.table(head, rows)}"
-        )
-    for report, source in compared("communication"):
-        rows = []
-        for model in report["models"]:
-            for case in model["links"]:
-                before, left = case["samples"] / case["seconds"], {row["machines"]: row for row in case["efficiency"]}
-                rates = [f"{before:.1f}", f"{before * case['speedup']:.1f} ({case['speedup']:.2f}x)"]
-                shares = [f"{share:.0%}" for share in case["share"]]
-                paper = [f"{left[count][way]:.0%}" for count in (8, 128) for way in ("default", "tuned")]
-                rows.append([model["model"], case["link"], *rates, *shares, *paper])
-        head = ["", "link", "samples/s, default", "tuned", "exchange, share of step time", "tuned"]
-        head += ["efficiency, 8 machines, default", "tuned", "128 machines, default", "tuned"]
-        parts.append(
-            "Gradient exchange of two processes, one core each, over links shaped by `tc` and a relay, by "
-            f"`scripts/peers/distributed/communication.py` ({source}). Efficiency is an "
-            "estimate: throughput divided by that of as many single machines, with the same batch per machine and the "
-            f"measured overlap of exchange and backward pass.\n\n{markdown.table(head, rows)}"
-        )
+    parts = [servers.scored(report, source) for report, source in compared("cluster")]
+    parts += [servers.ray_served(report, source) for report, source in compared("ray-serve")]
+    parts += [servers.exchanged(report, source) for report, source in compared("communication")]
     return section("Distributed", parts)
-
-
-def _tail(load: Mapping[str, Any]) -> str:
-    return f"{load['p99']['median']:.1f} ms, {load['p99_by_median']['median']:.1f}x the median"
-
-
-DELTAS = """A delta per second with {changed_rows:,} changed rows of a table of {table_rows:,} rows, compared with a reload of
-the whole folder every three seconds, by `scripts/peers/recommenders/deltas.py`: one worker on its own core, {clients}
-clients; rounds with and without changes alternate. Ratio of the p99 with changes to the p99 without: deltas
-{delta:.2f}, reload {reload:.2f}. {bits} ({source}):
-"""
-
-
-def _deltas(report: Mapping[str, Any], source: str) -> str:
-    rows = []
-    for way in report["ways"]:
-        numbers = [way.get(key, {}).get("median") for key in ("rate", "p50", "p99", "until_scored", "rows_per_second")]
-        formats = (",.0f", ".1f", ".1f", ".2f", ",.0f")
-        cells = ["" if n is None else format(n, form) for n, form in zip(numbers, formats, strict=True)]
-        rows.append([way["way"], *cells])
-    bits = "The results of both are bit-identical" if report["equal_bits"] else "The results differ"
-    title = DELTAS.format(**{**report, **report["p99_ratio"]}, bits=bits, source=source)
-    columns = ["changes", "requests/s", "p50, ms", "p99, ms", "until a changed row is scored, s", "changed rows/s"]
-    return title + "\n" + markdown.table(columns, rows)
-
-
-def _ended(code: int | None) -> str:
-    if code is None:
-        return "not within 10 s"
-    return f"exit {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
-
-
-def _servers(servers: list[Mapping[str, Any]]) -> str:
-    rows = []
-    for server in servers:
-        if "left_out" in server:
-            rows.append([server["server"], server["left_out"], *[""] * 7])
-            continue
-        rate, stop = server["requests_per_second"], server["stop"]
-        rows.append(
-            [
-                f"{server['server']} {server['version']}",
-                f"{rate['median']:,.0f} ({rate['spread'][0]:,.0f} to {rate['spread'][1]:,.0f})",
-                *(f"{server[key]['median']:.2f}" for key in ("p50_ms", "p99_ms", "lone_p50_ms", "ready_seconds")),
-                f"{server['memory_mb']['median']:.0f}",
-                f"{_ended(stop['exit'])}, {stop['left']} left",
-                f"{server['package_mb']:.0f}",
-            ]
-        )
-    columns = ["server", "requests/s", "p50, ms", "p99, ms", "one connection, p50, ms", "start, s", "MB (PSS)", "stop"]
-    return markdown.table([*columns, "package, MB"], rows)
 
 
 def smaller() -> str:

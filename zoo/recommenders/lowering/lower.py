@@ -77,10 +77,10 @@ def lower(
 ) -> tuple[ir.Model | None, dict[str, Any]]:
     """Lowers a rewritten float model to a `ClickProgram` in several forms, of which a machine times the fastest.
 
-    Supports the structures of Wide & Deep, DeepFM, DCN V2, DLRM and two-tower models, see
-    `zoo.recommenders.lowering.graph_reader`. If the recipe keeps an operator float because 8 bits are too coarse, all
-    forms but `int8` use int16 codes throughout, also for the rows of folded tables; `int8` does so for that operator.
-    The same inputs give the same bytes, on machines with caches of the same sizes.
+    Supports the operators of the families in `zoo.recommenders.models`, as `GraphReader` reads them. If the recipe
+    keeps an operator float because 8 bits are too coarse, all forms but `int8` use int16 codes throughout, also for the
+    rows of folded tables; `int8` does so for that operator. The same inputs give the same bytes, on machines with
+    caches of the same sizes.
 
     A form is left out if it equals an earlier form, or if it changes an output by more than the bound (`within_bound`):
     compared with the form of int16 products on `rows` or random samples, and with the float model on `rows` if `held`.
@@ -123,15 +123,20 @@ def lower(
             forms, tables, refused = _forms(replace(options, coarse=False), outputs, recipe.bound, rows, change)
     except RequestError as error:
         return None, {"fold": False, "reason": str(error), "forms": [], "refused": {}}
-    names = [str(value.name) for value in shaped.graph.outputs]
+    return _model_of(forms, shaped, reader), lowering_report(forms, tables, refused)
+
+
+def _model_of(forms: Sequence[MadeForm], original: ir.Model, reader: GraphReader) -> ir.Model:
+    """Returns a model with a node of every form, the first one with the outputs of the original model."""
+    names = [str(value.name) for value in original.graph.outputs]
     inputs = [reader.ids, reader.numbers, reader.scales]
     fed = [None if old is None else ir.Value(name=old.name, type=old.type, shape=old.shape) for old in inputs]
     graph = ir.Graph(
         [value for value in fed if value is not None],
         [],
         nodes=[],
-        opset_imports=dict(shaped.graph.opset_imports),
-        name=shaped.graph.name,
+        opset_imports=dict(original.graph.opset_imports),
+        name=original.graph.name,
     )
     taken = {*names, *(str(value.name) for value in fed if value is not None)}
     written: dict[int, ir.Value] = {}
@@ -139,7 +144,7 @@ def lower(
         own = [f"{made.name}.{name}" for name in names] if number else names
         graph.append(program_node(graph, made.program, fed, own, made.name, taken, written))
     graph.outputs.extend(graph[0].outputs)
-    return ir.Model(graph, ir_version=model.ir_version), lowering_report(forms, tables, refused)
+    return ir.Model(graph, ir_version=original.ir_version)
 
 
 def _kept(graph: ir.Graph, reader: GraphReader, recipe: QuantRecipe) -> frozenset[str]:

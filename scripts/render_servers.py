@@ -1,0 +1,216 @@
+"""Tables of docs/benchmarks.md on servers, clusters and gradient exchange, rendered by scripts/render.py."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from typing import Any
+
+from pipelines.analysis import markdown
+
+NOTES = """`zoo serve` and its peers, by `scripts/peers/serving/serving.py`.
+
+- Server on one core; load on the other: wrk, 64 connections, one row of wide-deep-criteo per request in the Open
+  Inference Protocol. Servers are interleaved and restarted in every round; medians (minimum to maximum).
+- Peers run the same int8.onnx in ONNX Runtime, as in their documentation (`scripts/peers/serving/servers/`).
+- stop: exit code after SIGTERM, and the number of processes that remain.
+- HTTP layers were measured on a machine with other load.
+
+"""
+LAYERS = "One native session behind each HTTP layer, computed on the server's thread ({source}):"
+TEXT_LOADS = {"sentences": ("multi30k-en-de", "sentence"), "embeddings": ("minilm-l6, `/v1/embeddings`", "text")}
+
+
+def served(part: Mapping[str, Any], source: str) -> str:
+    """Renders a part of the report of servers.
+
+    Args:
+        part: {"part", "found"}, see `scripts/peers/serving/serving.py`.
+        source: CPU and link of the report.
+
+    Returns:
+        Markdown.
+    """
+    kind, facts = part["part"], part["found"]
+    if kind == "workers":
+        sizes = ", ".join(f"{one['workers']}: {one['memory_mb']} MB" for one in facts)
+        served_models = "wide-deep-criteo and multi30k-en-de"
+        return f"Memory of all processes (PSS) serving {served_models}, by workers: {sizes} ({source}).\n"
+    if isinstance(facts, list):
+        title = LAYERS.format(source=source) if kind == "layers" else f"One row per request ({source}):"
+        return f"{title}\n\n{_servers(facts)}"
+    if kind == "rows":
+        return (
+            f"500 rows per request, TSV to CSV: {facts['served_rows_per_second']['median']:,.0f} rows/s, "
+            f"{facts['share']:.2f} of `zoo run` in one process. p99 at 70% of that load: "
+            f"{_tail(facts['at_70_percent'])}; with Poisson arrivals {_tail(facts['at_70_percent_poisson'])} "
+            f"({source}).\n"
+        )
+    if kind == "lone":
+        texts = [
+            f"{name} {case['served_ms']['median']:.2f} ms ({case['added_ms']:+.2f} ms)" for name, case in facts.items()
+        ]
+        return f"Latency of a single request (overhead over the call): {'; '.join(texts)} ({source}).\n"
+    model, unit = TEXT_LOADS[kind]
+    return (
+        f"{model}, {facts['clients']} clients, one {unit} per request: "
+        f"{facts['served_per_second']['median']:,.0f} {unit}s/s, {facts['share']:.2f} of one call with 512 "
+        f"{unit}s, p99 {facts['p99_ms']['median']:.0f} ms; overhead of a single {unit} "
+        f"{facts['lone_added_ms']:+.2f} ms ({source}).\n"
+    )
+
+
+def soak(facts: Mapping[str, Any], source: str) -> str:
+    """Renders the report of a soak test.
+
+    Args:
+        facts: The report.
+        source: CPU and link of the report.
+
+    Returns:
+        Markdown.
+    """
+    counts, memory, descriptors = facts["counts"], facts["memory_mb"], facts["descriptors"]
+    return (
+        f"Soak test, `scripts/peers/serving/soak.py`, {facts['minutes']:g} minutes, {facts['rate']:,.0f} requests/s "
+        f"of a maximum of {facts['greatest_rate']:,.0f}, {facts['workers_killed']} workers killed, with slow, broken "
+        f"and oversized clients: {counts['200']:,} responses, {counts.get('wrong', 0)} wrong, "
+        f"{counts.get('lost', 0)} lost, {counts.get('503', 0)} with status 503; memory {memory['first']:.0f} to {memory['last']:.0f} MB "
+        f"({memory['slope_per_minute']:+.1f} MB/minute), {descriptors['least']} to {descriptors['most']} descriptors "
+        f"({source}).\n"
+    )
+
+
+DELTAS = """A delta per second with {changed_rows:,} changed rows of a table of {table_rows:,} rows, compared with a \
+reload of
+the whole folder every three seconds, by `scripts/peers/recommenders/deltas.py`: one worker on its own core, {clients}
+clients; rounds with and without changes alternate. Ratio of the p99 with changes to the p99 without: deltas
+{delta:.2f}, reload {reload:.2f}. {bits} ({source}):
+"""
+
+
+def deltas(report: Mapping[str, Any], source: str) -> str:
+    """Renders the report of deltas that a running server takes.
+
+    Args:
+        report: The report.
+        source: CPU and link of the report.
+
+    Returns:
+        Markdown.
+    """
+    rows = []
+    for way in report["ways"]:
+        numbers = [way.get(key, {}).get("median") for key in ("rate", "p50", "p99", "until_scored", "rows_per_second")]
+        formats = (",.0f", ".1f", ".1f", ".2f", ",.0f")
+        cells = ["" if n is None else format(n, form) for n, form in zip(numbers, formats, strict=True)]
+        rows.append([way["way"], *cells])
+    bits = "The results of both are bit-identical" if report["equal_bits"] else "The results differ"
+    title = DELTAS.format(**{**report, **report["p99_ratio"]}, bits=bits, source=source)
+    columns = ["changes", "requests/s", "p50, ms", "p99, ms", "until a changed row is scored, s", "changed rows/s"]
+    return title + "\n" + markdown.table(columns, rows)
+
+
+def scored(report: Mapping[str, Any], source: str) -> str:
+    """Renders the report of scoring on several processes and on Ray.
+
+    Args:
+        report: The report.
+        source: CPU and link of the report.
+
+    Returns:
+        Markdown.
+    """
+    rows = []
+    for way, case in report["results"].items():
+        equal = {True: "same bytes as one process", False: "other bytes"}.get(case.get("equal"), "")
+        memory = [f"{case[key]:,}" if key in case else "" for key in ("memory_mb", "worker_mb")]
+        rate = f"{case['rows_per_second']:,}"
+        rows.append([way, f"{case['rows']:,}", f"{case['seconds']:.1f}", rate, *memory, equal])
+    head = ["", "rows", "seconds", "rows/s", "MB, largest process", "MB, largest actor", "results"]
+    return (
+        f"{report['model']}, {report['rows']:,} rows in {report['files']} Parquet files, process start to "
+        f"end, by `scripts/peers/distributed/cluster.py` ({source}). {report.get('note', '')}\n\n"
+        f"{markdown.table(head, rows)}"
+    )
+
+
+def ray_served(report: Mapping[str, Any], source: str) -> str:
+    """Renders the report of serving on Ray Serve.
+
+    Args:
+        report: The report.
+        source: CPU and link of the report.
+
+    Returns:
+        Markdown.
+    """
+    rows = []
+    for case in report["results"]:
+        times = [f"{case[name]:,.1f}" for name in ("rate", "p50", "p99")]
+        rows.append([case["way"], f"{case['rows']}", *times])
+    head = ["", "rows per request", "requests/s", "p50, ms", "p99, ms"]
+    return (
+        f"{report['model']}, one worker and one replica, {report['clients']} clients, interleaved, by "
+        f"`scripts/peers/serving/ray_serve.py` ({source}). {report.get('note', '')}\n\n"
+        f"{markdown.table(head, rows)}"
+    )
+
+
+def exchanged(report: Mapping[str, Any], source: str) -> str:
+    """Renders the report of the exchange of gradients.
+
+    Args:
+        report: The report.
+        source: CPU and link of the report.
+
+    Returns:
+        Markdown.
+    """
+    rows = []
+    for model in report["models"]:
+        for case in model["links"]:
+            before, left = case["samples"] / case["seconds"], {row["machines"]: row for row in case["efficiency"]}
+            rates = [f"{before:.1f}", f"{before * case['speedup']:.1f} ({case['speedup']:.2f}x)"]
+            shares = [f"{share:.0%}" for share in case["share"]]
+            paper = [f"{left[count][way]:.0%}" for count in (8, 128) for way in ("default", "tuned")]
+            rows.append([model["model"], case["link"], *rates, *shares, *paper])
+    head = ["", "link", "samples/s, default", "tuned", "exchange, share of step time", "tuned"]
+    head += ["efficiency, 8 machines, default", "tuned", "128 machines, default", "tuned"]
+    return (
+        "Gradient exchange of two processes, one core each, over links shaped by `tc` and a relay, by "
+        f"`scripts/peers/distributed/communication.py` ({source}). Efficiency is an "
+        "estimate: throughput divided by that of as many single machines, with the same batch per machine and the "
+        f"measured overlap of exchange and backward pass.\n\n{markdown.table(head, rows)}"
+    )
+
+
+def _tail(load: Mapping[str, Any]) -> str:
+    return f"{load['p99']['median']:.1f} ms, {load['p99_by_median']['median']:.1f}x the median"
+
+
+def _ended(code: int | None) -> str:
+    if code is None:
+        return "not within 10 s"
+    return f"exit {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+
+
+def _servers(servers: list[Mapping[str, Any]]) -> str:
+    rows = []
+    for server in servers:
+        if "left_out" in server:
+            rows.append([server["server"], server["left_out"], *[""] * 7])
+            continue
+        rate, stop = server["requests_per_second"], server["stop"]
+        rows.append(
+            [
+                f"{server['server']} {server['version']}",
+                f"{rate['median']:,.0f} ({rate['spread'][0]:,.0f} to {rate['spread'][1]:,.0f})",
+                *(f"{server[key]['median']:.2f}" for key in ("p50_ms", "p99_ms", "lone_p50_ms", "ready_seconds")),
+                f"{server['memory_mb']['median']:.0f}",
+                f"{_ended(stop['exit'])}, {stop['left']} left",
+                f"{server['package_mb']:.0f}",
+            ]
+        )
+    columns = ["server", "requests/s", "p50, ms", "p99, ms", "one connection, p50, ms", "start, s", "MB (PSS)", "stop"]
+    return markdown.table([*columns, "package, MB"], rows)
