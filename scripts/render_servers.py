@@ -75,8 +75,9 @@ def soak(facts: Mapping[str, Any], source: str) -> str:
         f"Soak test, `scripts/peers/serving/soak.py`, {facts['minutes']:g} minutes, {facts['rate']:,.0f} requests/s "
         f"of a maximum of {facts['greatest_rate']:,.0f}, {facts['workers_killed']} workers killed, with slow, broken "
         f"and oversized clients: {counts['200']:,} responses, {counts.get('wrong', 0)} wrong, "
-        f"{counts.get('lost', 0)} lost, {counts.get('503', 0)} with status 503; memory {memory['first']:.0f} to {memory['last']:.0f} MB "
-        f"({memory['slope_per_minute']:+.1f} MB/minute), {descriptors['least']} to {descriptors['most']} descriptors "
+        f"{counts.get('lost', 0)} lost, {counts.get('503', 0)} with status 503; memory "
+        f"{memory['first']:.0f} to {memory['last']:.0f} MB ({memory['slope_per_minute']:+.1f} MB/minute), "
+        f"{descriptors['least']} to {descriptors['most']} descriptors "
         f"({source}).\n"
     )
 

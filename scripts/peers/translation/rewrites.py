@@ -52,6 +52,7 @@ NEVER = -1  # no token: translations run to their limit
 SECONDS = 20.0  # of one row and case, if three repeats are done
 PRECISIONS = ("fp32", "int8")
 Run = Callable[[int, int], float]  # sentences, beam -> ms a step
+Lengths = Callable[[int], list[int]]  # sentences -> tokens of each
 
 
 class Row(NamedTuple):
@@ -300,6 +301,33 @@ class Forms:
 
         return run
 
+    def of_lengths(self, session: Session, lengths: Lengths, batches: int = 1) -> Run:
+        """Returns the run of a search per token of the sources, whose translations have natural lengths.
+
+        Args:
+            session: The search.
+            lengths: Returns the lengths of so many sources.
+            batches: Number of batches whose lengths are drawn together.
+        """
+
+        def run(count: int, beam: int) -> float:
+            sizes = lengths(count * batches)
+            parts = [self.drawn(sizes[start : start + count]) for start in range(0, len(sizes), count)]
+            return sum(self.timed(session, source, beam, (1, 0)) for source in parts) * count / sum(sizes)
+
+        return run
+
+    def encoding(self, encoder: Session, lengths: Lengths) -> Run:
+        """Returns the run of an encoder on sources of such lengths."""
+
+        def run(count: int, beam: int) -> float:
+            source = self.drawn(lengths(count))
+            start = time.perf_counter()
+            encoder.run({"source": source})
+            return 1e3 * (time.perf_counter() - start) / STEPS
+
+        return run
+
     def recomputed(self, session: Session, encoder: Session) -> Run:
         """Returns the run of a decoder without caches, at half of the target tokens.
 
@@ -361,35 +389,19 @@ def rows(forms: Forms) -> Iterator[Row]:
         yield Row(name, whole, forms.search(changed))
         del changed
 
-    def of_mixed(session: Session, lengths: Callable[[int], list[int]], batches: int = 1) -> Run:
-        def run(count: int, beam: int) -> float:
-            sizes = lengths(count * batches)
-            parts = [forms.drawn(sizes[start : start + count]) for start in range(0, len(sizes), count)]
-            return sum(forms.timed(session, source, beam, (1, 0)) for source in parts) * count / sum(sizes)
-
-        return run
-
     with mock.patch.object(loop_graph, "ACTIVE_SHARE", (0, 1)):
         staying = forms.session()
-    yield Row("finished sentences leave (mixed lengths)", of_mixed(session, mixed), of_mixed(staying, mixed), False)
-    in_order = of_mixed(session, lambda count: sorted(mixed(count)), BATCHES)
-    yield Row(f"{BATCHES} batches sorted by length (mixed lengths)", in_order, of_mixed(session, mixed, BATCHES), False)
-
-    def encode(lengths: Callable[[int], list[int]]) -> Run:
-        def run(count: int, beam: int) -> float:
-            source = forms.drawn(lengths(count))
-            start = time.perf_counter()
-            encoder.run({"source": source})
-            return 1e3 * (time.perf_counter() - start) / STEPS
-
-        return run
-
     yield Row(
-        "padding removed in the encoder (bound)",
-        encode(lambda count: [sum(mixed(count)) // count] * count),
-        encode(mixed),
+        "finished sentences leave (mixed lengths)",
+        forms.of_lengths(session, mixed),
+        forms.of_lengths(staying, mixed),
         False,
     )
+    in_order = forms.of_lengths(session, lambda count: sorted(mixed(count)), BATCHES)
+    unordered = forms.of_lengths(session, mixed, BATCHES)
+    yield Row(f"{BATCHES} batches sorted by length (mixed lengths)", in_order, unordered, False)
+    without_padding = forms.encoding(encoder, lambda count: [sum(mixed(count)) // count] * count)
+    yield Row("padding removed in the encoder (bound)", without_padding, forms.encoding(encoder, mixed), False)
 
 
 def _keys_and_values(model: ir.Model) -> list[str]:
