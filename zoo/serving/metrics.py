@@ -1,21 +1,24 @@
 """Prometheus metrics of the server.
 
-Requests are counted in plain numbers, which takes microseconds; metric objects are created when they are scraped.
+Requests are noted and counted later, many at once; metric objects are created when they are scraped.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE
 
 STAGES = ("read", "wait", "parse", "model", "write")
 SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+RECENT_REQUESTS = 512  # counted at once
+NO_SECONDS = (0.0,) * len(STAGES)  # of a request that failed
 SAMPLES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 4096.0)
 
 __all__ = ["CONTENT_TYPE", "STAGES", "Metrics"]
@@ -31,21 +34,21 @@ class Histogram:
     __slots__ = ("bounds", "counts", "total")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
-        self.bounds, self.counts, self.total = bounds, [0] * (len(bounds) + 1), 0.0
+        self.bounds, self.counts, self.total = bounds, np.zeros(len(bounds) + 1, np.int64), 0.0
 
-    def add(self, value: float) -> None:
-        """Counts a value.
+    def add(self, values: NDArray[np.float64]) -> None:
+        """Counts values.
 
         Args:
-            value: The value.
+            values: float64 [n].
         """
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
+        self.counts += np.bincount(np.searchsorted(self.bounds, values), minlength=len(self.counts))
+        self.total += float(values.sum())
 
     def buckets(self) -> list[tuple[str, float]]:
         """Returns the upper bounds and cumulative counts, as Prometheus expects them."""
         cumulative, total = [], 0
-        for bound, count in zip([*map(str, self.bounds), "+Inf"], self.counts, strict=True):
+        for bound, count in zip([*map(str, self.bounds), "+Inf"], self.counts.tolist(), strict=True):
             total += count
             cumulative.append((bound, float(total)))
         return cumulative
@@ -60,9 +63,10 @@ class Series:
         self.seconds = Histogram(SECONDS)
         self.batch_size = Histogram(SAMPLES)
         self.stages = [Histogram(SECONDS) for _ in STAGES]
+        self._recent: list[tuple[float, ...]] = []
 
     def add(self, status: int, seconds: float, stage_seconds: Iterable[float], samples: int, batch_size: int) -> None:
-        """Counts a request.
+        """Notes a request.
 
         Args:
             status: HTTP status.
@@ -71,13 +75,21 @@ class Series:
             samples: Number of samples; 0 if the request failed.
             batch_size: Number of samples in its batch.
         """
-        self.statuses[status] += 1
-        self.seconds.add(seconds)
-        if samples:
-            self.samples += samples
-            self.batch_size.add(batch_size)
-            for histogram, stage in zip(self.stages, stage_seconds, strict=True):
-                histogram.add(stage)
+        self._recent.append((status, samples, seconds, batch_size, *stage_seconds))
+        if len(self._recent) >= RECENT_REQUESTS:
+            self.count()
+
+    def count(self) -> None:
+        """Counts the requests noted since the last call."""
+        if not self._recent:
+            return
+        rows, self._recent = np.array(self._recent), []
+        self.statuses.update(rows[:, 0].astype(int).tolist())
+        self.seconds.add(rows[:, 2])
+        answered = rows[rows[:, 1] > 0]
+        self.samples += int(answered[:, 1].sum())
+        for histogram, values in zip((self.batch_size, *self.stages), answered[:, 3:].T, strict=True):
+            histogram.add(values)
 
 
 class Metrics:
@@ -133,6 +145,7 @@ class Metrics:
             labels=(*labels, "stage"),
         )
         for (model, verb), series in self._series.items():
+            series.count()
             values = (model, str(models.get(model, {}).get("engine", "")), verb)
             for status, count in series.statuses.items():
                 requests.add_metric((*values, str(status)), count)

@@ -36,7 +36,6 @@ class RequestContext:
         "_error",
         "_future",
         "_loop",
-        "_pending",
         "_read_deadline",
         "_read_task",
         "_read_timeout",
@@ -51,7 +50,6 @@ class RequestContext:
         self._deadline, self._read_deadline = now + timeout, now + read_timeout
         self._future: asyncio.Future[JobResult] = loop.create_future()
         self._chunks: asyncio.Queue[JobResult] | None = None
-        self._pending: PendingJob | None = None
         self._read_task: asyncio.Task[Any] | None = None  # the current task while it reads the body
         self._error: HTTPException | None = None  # why reading was canceled
         self._disconnect_task: asyncio.Task[None] | None = None
@@ -94,7 +92,6 @@ class RequestContext:
         Raises:
             HTTPException: The deadline passed, or the client disconnected.
         """
-        self._pending = pending
         try:
             return await self._future
         except BaseException:
@@ -122,13 +119,14 @@ class RequestContext:
         if self._future.done() and not self._future.cancelled():
             self._future.exception()  # else asyncio logs that it was never retrieved
 
-    async def chunks(self, first: JobResult) -> AsyncGenerator[bytes, None]:
+    async def chunks(self, pending: PendingJob, first: JobResult) -> AsyncGenerator[bytes, None]:
         """Yields the chunks of a streamed response; after the deadline, an error as the last chunk.
 
         Args:
+            pending: The submitted job.
             first: The first chunk, from `result`.
         """
-        assert self._chunks is not None and self._pending is not None
+        assert self._chunks is not None
         result = first
         try:
             yield result.body
@@ -141,7 +139,7 @@ class RequestContext:
                     return
                 yield result.body if result.status == 200 else result.body + b"\n"
         finally:
-            self._dispatcher.cancel(self._pending)
+            self._dispatcher.cancel(pending)
 
     def _check(self) -> None:
         now = self._loop.time()

@@ -25,7 +25,7 @@ from zoo.serving.http.access_log import AccessLog
 from zoo.serving.http.http_types import BodyTooLarge, ClientDisconnect, HTTPException, Request, Response
 from zoo.serving.http.request_context import RequestContext
 from zoo.serving.http.text_routes import Choose, TextRoutes
-from zoo.serving.metrics import CONTENT_TYPE, STAGES, Metrics
+from zoo.serving.metrics import CONTENT_TYPE, NO_SECONDS, STAGES, Metrics
 from zoo.serving.protocol import openapi
 from zoo.serving.protocol.content_encoding import ACCEPTED, ENCODINGS, decompress
 from zoo.serving.protocol.responses import JSON, error_body
@@ -258,7 +258,7 @@ class Router:
             except HTTPException as error:
                 if not model:
                     raise
-                self.metrics.series(model, verb).add(error.response.status, clock() - begin, (), 0, 0)
+                self.metrics.series(model, verb).add(error.response.status, clock() - begin, NO_SECONDS, 0, 0)
                 return await self._drain(request, error.response)
             finally:
                 self._held_bytes -= held_bytes
@@ -278,7 +278,7 @@ class Router:
             self.metrics.series(model, verb).add(
                 result.status, seconds, stage_seconds, result.samples, result.batch_size
             )
-            chunks = None if result.last else context.chunks(result)
+            chunks = None if result.last else context.chunks(pending, result)
             return Response(result.status, result.content_type, result.body, headers, chunks)
 
         return endpoint

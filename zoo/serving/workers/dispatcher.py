@@ -217,7 +217,7 @@ class Dispatcher:
             QueueFull: The queue is full.
         """
         self._job_id += 1
-        pending = PendingJob(model, job._replace(job_id=self._job_id), deliver)
+        pending = PendingJob(model, Job(self._job_id, *job[1:]), deliver)
         streams = self._streams(model)
         available = [connection for connection in self.workers if self._accepts(connection, streams)]
         if available and not self._queues[model]:  # queued jobs go first

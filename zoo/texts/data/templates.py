@@ -64,6 +64,7 @@ class TemplateTokenizer(Tokenizer):
         texts: Sequence[Any],
         max_length: int | None = None,
         direction: str | None = None,
+        offsets: bool = False,
     ) -> Tokens:
         """See `Tokenizer.__call__`.
 
@@ -71,8 +72,9 @@ class TemplateTokenizer(Tokenizer):
             texts: Results of `prompted`.
             max_length: Maximum number of tokens; None for that of the model.
             direction: It is not used: the end is cut.
+            offsets: See `Tokenizer.__call__`.
         """
-        tokens = super().__call__([self._filled(*parts) for parts in texts], max_length, "right")
+        tokens = super().__call__([self._filled(*parts) for parts in texts], max_length, "right", offsets)
         stops = np.cumsum(tokens.lengths)
         for i in np.flatnonzero(tokens.truncated):
             end = self._end(texts[int(i)][2])[-int(tokens.lengths[i]) :]

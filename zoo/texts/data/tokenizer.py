@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -58,11 +59,12 @@ class Tokens(NamedTuple):
         Returns:
             The tokens.
         """
-        lengths = np.array([len(encoding.ids) for encoding in encodings], np.int64)
-        count = int(lengths.sum())
-        ids: NDArray[Any] = np.fromiter((i for encoding in encodings for i in encoding.ids), np.int32, count)
-        types: NDArray[Any] = np.fromiter((i for encoding in encodings for i in encoding.type_ids), np.int32, count)
-        return cls(ids, types, lengths, np.array(truncated, np.bool_), context)
+        lengths = [len(encoding) for encoding in encodings]
+        ids, types = (
+            np.fromiter(itertools.chain.from_iterable(numbers), np.int32, sum(lengths))
+            for numbers in ([encoding.ids for encoding in encodings], [encoding.type_ids for encoding in encodings])
+        )
+        return cls(ids, types, np.array(lengths, np.int64), np.array(truncated, np.bool_), context)
 
     @classmethod
     def concatenated(cls, parts: Sequence[Tokens]) -> Tokens:
@@ -333,6 +335,7 @@ class Tokenizer:
         texts: Sequence[str] | Sequence[tuple[str, str]],
         max_length: int | None = None,
         direction: str | None = None,
+        offsets: bool = False,
     ) -> Tokens:
         """Tokenizes texts, or pairs of texts, of which the longer text is truncated first.
 
@@ -340,6 +343,7 @@ class Tokenizer:
             texts: Texts, or pairs of texts.
             max_length: Maximum number of tokens, special tokens included; None for that of the model.
             direction: End at which texts are truncated, "left" or "right"; None for that of the model.
+            offsets: Whether the encodings, the context of the tokens, have the offsets of tokens.
 
         Returns:
             The tokens.
@@ -348,10 +352,11 @@ class Tokenizer:
             RequestError: The tokenizer fails, because its file is damaged.
         """
         most, end = max_length or self._max_length, direction or self._direction
+        encode = self._tokenizer.encode_batch if offsets else self._tokenizer.encode_batch_fast
         try:
             with catch_panics(), self._lock:  # the library keeps the maximum as a state
                 self._tokenizer.enable_truncation(most, direction=end)
-                encodings = self._encode(texts, most, end)
+                encodings = self._encode(texts, most, end, encode)
         except Panic as error:
             raise self._failure(error) from error
         size = FACTORS[-1] * MAX_TOKEN_CHARACTERS * most
@@ -360,7 +365,7 @@ class Tokenizer:
             for encoding, text in zip(encodings, texts, strict=True)
         ]
         tokens = Tokens.of(encodings, truncated, encodings)
-        if self._left_out is None and tokens.lengths.all():
+        if self._left_out is None and all(encodings):
             return tokens
         return tokens.without(self._left_out, self._vocabulary - 1)
 
@@ -452,14 +457,14 @@ class Tokenizer:
             return text
         return text.lower() if isinstance(text, str) else tuple(part.lower() for part in text)
 
-    def _encode(self, texts: Sequence[Any], most: int, end: str) -> list[Any]:
+    def _encode(self, texts: Sequence[Any], most: int, end: str, encode: Callable[..., list[Any]]) -> list[Any]:
         """Encodes texts by the characters at the kept end, and by more of them where these gave too few tokens."""
         encodings: list[Any] = [None] * len(texts)
         rows = list(range(len(texts)))
         for factor in FACTORS:
             size = factor * MAX_TOKEN_CHARACTERS * most
             cut = [self._truncate(texts[i], size, end) for i in rows]
-            encoded = self._tokenizer.encode_batch(cut, add_special_tokens=self.SPECIAL_TOKENS)
+            encoded = encode(cut, add_special_tokens=self.SPECIAL_TOKENS)
             for i, encoding in zip(rows, encoded, strict=True):
                 encodings[i] = encoding
             rows = [i for i in rows if not encodings[i].overflowing and self._has_more(texts[i], size, end)]

@@ -166,7 +166,7 @@ class EntityPipeline(TaskPipeline):
         """See `TextPipeline.tokenize`; the context has the text and the encodings of its windows."""
         texts = [row[0] for row in rows]
         if self.stride is None:
-            tokens = self.tokenizer(texts, max_length)
+            tokens = self.tokenizer(texts, max_length, offsets=True)
             return tokens._replace(
                 context=[(text, [encoding]) for text, encoding in zip(texts, tokens.context, strict=True)]
             )

@@ -242,7 +242,7 @@ class Tagging(Task):
 
     def examples(self, samples: Sequence[Any], tokenizer: Tokenizer, rng: np.random.Generator) -> Examples:
         """See `Task`."""
-        tokens = tokenizer(self.texts(samples))
+        tokens = tokenizer(self.texts(samples), offsets=True)
         number = {name: i for i, name in enumerate(self.names)}
         targets = np.full((len(samples), int(tokens.lengths.max(initial=1))), IGNORED, np.int64)
         for row, sentence, encoding in zip(targets, samples, tokens.context, strict=True):

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -15,6 +16,7 @@ from pipelines.core.errors import ZooError
 from zoo.serving.config import ServerConfig
 from zoo.serving.http import asgi
 from zoo.serving.http.http_types import Response
+from zoo.serving.http.request_context import RequestContext
 from zoo.serving.workers import dispatcher, worker, worker_connection
 from zoo.serving.workers.channel import Job, JobResult, pack, unpack
 from zoo.serving.workers.dispatcher import Dispatcher
@@ -86,6 +88,25 @@ def job() -> Job:
 
 def nothing(answer: JobResult) -> None:
     """Takes an answer."""
+
+
+def test_an_answered_request_is_freed_without_garbage_collection() -> None:
+    async def run() -> None:
+        async with dispatched() as (pool, ends):
+            context = RequestContext(pool, cast(Any, None), 60, 60)
+            pending = pool.submit(TEXTS, job(), context.deliver)
+            ends.say(0, worker.RESULTS, [JobResult(1, 200, "text/plain", b"y")])
+            assert (await context.result(pending)).body == b"y"
+            context.close()
+            del context, pending
+            assert not any(isinstance(item, RequestContext) for item in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        asyncio.run(run())
+    finally:
+        gc.enable()
 
 
 def test_what_nobody_waits_for_leaves_its_place_to_others() -> None:

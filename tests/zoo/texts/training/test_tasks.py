@@ -112,7 +112,7 @@ def test_blanks_within_an_entity_are_of_it():
     encoding = SimpleNamespace(special_tokens_mask=[1, 0, 0, 0, 0, 0, 0, 1], offsets=offsets)
     tokens = SimpleNamespace(lengths=np.array([8]), context=[encoding])
     task = Tagging({"names": ["O", "B-PET", "I-PET"]}, TrainConfig(label_all_tokens=True))
-    targets = task.examples([sentence], lambda texts: tokens, np.random.default_rng(0)).targets
+    targets = task.examples([sentence], lambda texts, offsets: tokens, np.random.default_rng(0)).targets
     assert targets.tolist() == [[IGNORED, 0, 1, 2, 2, 0, 1, IGNORED]]
 
 

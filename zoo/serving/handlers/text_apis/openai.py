@@ -6,7 +6,6 @@ import base64
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import orjson
 from numpy.typing import NDArray
 
@@ -78,7 +77,7 @@ class Embeddings(EmbeddingApi):
         truncate, pooling = fields.flag("truncate", True), fields.choice("chunk_pooling", POOLINGS, "none")
         chunks = self._chunks(fields, samples, job, prefix)
         tokens = self.tokens(samples if chunks is None else chunks.texts, job, prompt=prefix, truncate=truncate)
-        truncated = np.flatnonzero(tokens.truncated).tolist() if chunks is None else []
+        truncated = [i for i, cut in enumerate(tokens.truncated.tolist()) if cut] if chunks is None else []
         count = len(tokens.ids)
         return flat(tokens), EmbeddingRequest(is_base64, dimensions, precision, count, truncated, chunks, pooling)
 
