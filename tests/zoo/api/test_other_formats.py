@@ -82,7 +82,7 @@ def test_a_folder_without_a_model_to_import_is_described(tmp_path, files, expect
         ("EncoderDecoderModel", "it joins two models"),
         ("LlamaForCausalLM", "it is a decoder-only model"),
         ("BertModel", ""),
-        ("DPRQuestionEncoder", r"expected an architecture of docs/search-your-own-texts.md \(texts\)"),
+        ("DPRReader", r"expected an architecture of docs/search-your-own-texts.md \(texts\)"),
     ],
 )
 def test_other_architectures_are_named_with_what_they_read(tmp_path, architecture, expected):

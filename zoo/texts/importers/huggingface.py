@@ -42,7 +42,14 @@ PATTERNS = (  # whose * also stands for folders
     "*pytorch_model*.bin",
     *(f"*{name}" for name in tokenizer_files.OLDER),
 )
-ENCODERS = ("Model", "ForMaskedLM", "ForPreTraining", "ForNextSentencePrediction")  # ends of architectures
+ENCODERS = (  # ends of architectures
+    "Model",
+    "ForMaskedLM",
+    "ForPreTraining",
+    "ForNextSentencePrediction",
+    "QuestionEncoder",  # of DPR, as the next one
+    "ContextEncoder",
+)
 TASKS = (
     "ForSequenceClassification",
     "ForTokenClassification",

@@ -153,6 +153,21 @@ def test_an_unknown_architecture_is_read_by_its_model_type_for_a_named_pooling(f
         zoo.import_model(folder, folder.parent / "other", pooling="mean")
 
 
+def test_encoders_of_dpr_are_bert(folder):
+    import transformers
+
+    config = transformers.DPRConfig(**text_models.USUAL)
+    model = transformers.DPRQuestionEncoder(config).eval()
+    text_models.randomize(model)
+    text_models.save(folder, model)
+    with pytest.raises(RequestError, match="name it with --pooling"):
+        zoo.import_model(folder, folder.parent / "ours")
+    check(folder, model.question_encoder.bert_model, "cls", normalize=False, pooled="cls")
+    change(folder / "config.json", projection_dim=8)
+    with pytest.raises(RequestError, match="its projection_dim is 8; expected 0"):
+        zoo.import_model(folder, folder.parent / "other", pooling="cls")
+
+
 def change(path, **values):
     content = json.loads(path.read_text()) if path.is_file() else {}
     path.write_text(json.dumps(content | values))

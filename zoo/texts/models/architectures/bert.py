@@ -1,4 +1,4 @@
-"""BERT (Devlin et al. 2019), and what its descendants share with it."""
+"""BERT (Devlin et al. 2019), which encoders of DPR are too (Karpukhin et al. 2020), and what its descendants share."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ def read_bert(file: ConfigFile, kind: str = "bert", **fields: Any) -> ModelConfi
         raise RequestError(
             "it is a decoder (is_decoder in config.json): a token reads only those before it; expected an encoder"
         )
+    file.require("projection_dim", 0)  # of DPR
     values = {
         "layers": file.get("num_hidden_layers", default=12),
         "width": file.get("hidden_size", default=768),
@@ -62,4 +63,4 @@ def read_bert(file: ConfigFile, kind: str = "bert", **fields: Any) -> ModelConfi
     return ModelConfig(kind, **{**values, **fields})
 
 
-ARCHITECTURE = Architecture("bert", ("bert",), read_bert, NAMES, LAYER, PARTS, HEAD)
+ARCHITECTURE = Architecture("bert", ("bert", "dpr"), read_bert, NAMES, LAYER, PARTS, HEAD)
