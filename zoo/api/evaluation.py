@@ -163,6 +163,10 @@ def benchmark(
     Raises:
         RequestError: Data or options are invalid.
     """
+    if scenario is None and {min_top1, min_top5, price_per_hour} != {None}:
+        raise RequestError(
+            "--min-top1, --min-top5 and --price-per-hour require --scenario single-stream or --scenario offline"
+        )
     if is_file(model):
         if scenario is not None:
             raise RequestError(f"--scenario requires a zoo model; {model} is an ONNX file")
@@ -183,10 +187,6 @@ def benchmark(
         min_accuracy = {"top1": min_top1, "top5": min_top5}
         more = {"scenario": scenario, "count": count, "min_accuracy": min_accuracy, "price_per_hour": price_per_hour}
         return _scenario(folder, precisions, engines or ("auto",), threads, data, more)
-    if {min_top1, min_top5, price_per_hour} != {None}:
-        raise RequestError(
-            "--min-top1, --min-top5 and --price-per-hour require --scenario single-stream or --scenario offline"
-        )
     kind = folder.entry.pipeline()
     batch_sizes = (kind.BATCH_SIZE,) if batch_sizes is None else batch_sizes
     _require_counts(batch_sizes, rounds, threads, instances)
@@ -463,7 +463,9 @@ def plan(
         target = Path(output) if output is not None else path.with_suffix(".plan")
         require_distinct(target, model, data, preprocess)
         batches = examples_of(io.load(path), data, batch_sizes or (1,), preprocess, path)
-        named = [AS_IT_IS, *(precision for precision in precisions or () if precision == BF16)]
+        named = dict.fromkeys((AS_IT_IS, *(precisions or ())))
+        if wrong := named.keys() - {AS_IT_IS, BF16}:
+            raise RequestError(f"found --precision {min(wrong)}, expected {BF16} or none: an .onnx file runs as it is")
         candidates = _candidates(dict.fromkeys(named, path), names)
         native, failed = catalog.native_candidates(path, AS_IT_IS, names)
         written = build_plan([*candidates, *native], batches, threads, target, catalog.load)

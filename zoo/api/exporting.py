@@ -160,6 +160,8 @@ def delta(old: Model, new: Model, output: Model, *, apply: bool = False, whole: 
         RequestError: The models are of different families, or a delta does not follow the model.
     """
     if apply:
+        if whole:
+            raise RequestError("--all has no effect with --apply; the delta has what it was written with")
         return apply_delta(old, new, output)
     before, after = zoo.load(old), zoo.load(new)
     if before.entry.name != after.entry.name:

@@ -97,9 +97,7 @@ def samples_of(
         RequestError: The data are unusable.
     """
     fixed = fixed_batch(model)
-    if not is_image_folder(data):
-        if preprocess is not None:
-            raise RequestError(f"--preprocess requires a folder of images; {data} is none")
+    if not _is_prepared(data, preprocess):
         feeds = read_feeds(model, data)
         if shares_sample_axis(model) and len(feeds) == 1:
             arrays = feeds[0]
@@ -141,6 +139,13 @@ def is_image_folder(data: Any) -> bool:
     return isinstance(data, str | os.PathLike) and Path(data).is_dir() and not any(Path(data).glob("*.npz"))
 
 
+def _is_prepared(data: Any, preprocess: Model | None) -> bool:
+    """Returns whether data are a folder of images; refuses a preprocessing for others."""
+    if preprocess is not None and not is_image_folder(data):
+        raise RequestError(f"--preprocess requires a folder of images; {data} is none")
+    return is_image_folder(data)
+
+
 def _image_batches(model: ir.Model, data: Any, preprocess: Model | None, file: Path | None) -> ImageBatches:
     """How images become samples: by a `Preprocess`, or as `zoo run` prepares them for a file."""
     value = None if preprocess is None else files.read_json(Path(preprocess))
@@ -149,8 +154,7 @@ def _image_batches(model: ir.Model, data: Any, preprocess: Model | None, file: P
         return lambda paths, size, skipped: images.batches(paths, spec, ports, size, skipped)
     from zoo.vision.networks.preprocessing import prepared_batches
 
-    preprocessing = None if preprocess is None else Path(preprocess)
-    return functools.partial(prepared_batches, file, preprocessing)
+    return functools.partial(prepared_batches, file, None if preprocess is None else Path(preprocess))
 
 
 def _spec(data: Any, preprocess: Model | None) -> Preprocess:
@@ -171,7 +175,7 @@ def _evaluation(
     model: ir.Model, data: Any, preprocess: Model | None, file: Path | None
 ) -> tuple[list[Batch], NDArray[Any] | None]:
     """Reads evaluation samples as one batch or as feeds (see `read_feeds`), and the labels of one batch, or None."""
-    if not is_image_folder(data):
+    if not _is_prepared(data, preprocess):
         feeds = read_feeds(model, data, label=True)
         if len(feeds) == 1 and shares_sample_axis(model):
             arrays = dict(feeds[0])
@@ -242,8 +246,7 @@ def _feed_metric(model: ir.Model, feeds: list[Batch], calibration: Any) -> tuple
     if len(feeds) < 2:
         raise RequestError("found one sample; calibration and evaluation need 2 or more")
     logger.warning(NO_CALIBRATION)
-    calibrating = feeds[::FIFTH]
-    evaluated = [feed for index, feed in enumerate(feeds) if index % FIFTH]
+    calibrating, evaluated = feeds[::FIFTH], [feed for index, feed in enumerate(feeds) if index % FIFTH]
     return FeedMetric(evaluated), Samples(lambda: calibrating, sum(map(length, calibrating)))
 
 
@@ -300,13 +303,13 @@ def raw_samples(
         RequestError: There are no samples.
     """
     if data is None:
+        if columns or count is not None:
+            raise RequestError(f"--{'column' if columns else 'samples'} requires {option} FILE")
         if isinstance(folder.entry, ShipsSamples):
             batches, total = npz.own_samples(folder)
             return Samples(lambda: batches, total)
         if not (folder.path / SAMPLES).is_file():
-            raise RequestError(
-                f"{folder.card.name} has no samples of its training data; give your data with {option} FILE"
-            )
+            raise RequestError(f"{folder.card.name} has no samples of its training data; give yours with {option} FILE")
         return read_once(folder.ensure(SAMPLES))
     with removed_after(folder.path):
         opened: Any = folder.entry.pipeline()(folder, "fp32", "onnxruntime")
@@ -426,8 +429,7 @@ class TaskMetric:
             raise
         self.name = next(iter(metrics["fp32"]))
         scores = {precision: float(values[self.name]) for precision, values in metrics.items()}
-        best = 100.0 if self.name in PERCENT else 1.0
-        return QualityDrop((scores["fp32"] - scores["int8"]) / best, None, scores)
+        return QualityDrop((scores["fp32"] - scores["int8"]) / (100 if self.name in PERCENT else 1), None, scores)
 
 
 @dataclass(frozen=True)
@@ -455,8 +457,8 @@ class Calibration:
         Returns:
             The table.
         """
-        total, memory = samples.total, self.max_memory
-        return make_table_of_file(path, recipe, samples, total, max_memory=memory, seconds=self.seconds)
+        options: dict[str, Any] = {"max_memory": self.max_memory, "seconds": self.seconds}
+        return make_table_of_file(path, recipe, samples, samples.total, **options)
 
     def auto_calibrate(self, float_model: ir.Model, recipe: QuantRecipe, samples: Samples) -> CalibrationTable:
         """Makes the calibration table of an ONNX file; every step is evaluated on held-out samples.

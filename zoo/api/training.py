@@ -118,6 +118,8 @@ def train(
     """
     entry = zoo.entry(family)
     if preset is not None:
+        if wrong := [name for name, value in {"schema": schema, "label": label, "resume": resume}.items() if value]:
+            raise RequestError(f"--{wrong[0]} has no effect with --preset {preset}; leave it out")
         return _with_draft(entry, data, output, preset, settings or {})
     trainer = require_trainable(entry)
     options: dict[str, Any] = {name: option for name, option in (("schema", schema), ("label", label)) if option}

@@ -6,8 +6,20 @@ from typing import Any
 
 import click
 
-from zoo.cli.options import Words, as_json
+from zoo.cli.options import Words, as_json, refuse
 from zoo.cli.output import show
+
+CLOUDS = ("aws", "gcp", "azure")
+OF_CLOUDS = {  # options that some clouds have
+    "project": ("gcp",),
+    "hosts": ("local",),
+    "claim": ("kuberay",),
+    "cores": ("kuberay",),
+    "region": CLOUDS,
+    "spot": CLOUDS,
+    "instance": (*CLOUDS, "kuberay"),
+    "user": (*CLOUDS, "local"),
+}
 
 
 @click.group()
@@ -16,7 +28,7 @@ def cluster() -> None:
 
 
 @cluster.command("yaml")
-@click.option("--cloud", required=True, type=click.Choice(["aws", "gcp", "azure", "kuberay", "local"]))
+@click.option("--cloud", required=True, type=click.Choice([*CLOUDS, "kuberay", "local"]))
 @click.option("-o", "--output", required=True, help="Output file.")
 @click.option("--workers", default=2, show_default=True, help="Number of worker nodes.")
 @click.option("--instance", default=None, help="Instance type of the workers. [default: one with AVX512-VNNI]")
@@ -41,4 +53,8 @@ def cluster_yaml(as_json: bool, **options: Any) -> None:
     """Write a cluster configuration for `ray up` or kubectl."""
     from zoo import api
 
-    show(api.cluster_yaml(options.pop("cloud"), options.pop("output"), **options), as_json)
+    cloud = options.pop("cloud")
+    for name, clouds in OF_CLOUDS.items():
+        if cloud not in clouds:
+            refuse(f"requires --cloud {' or '.join(clouds)}, found {cloud}", name)
+    show(api.cluster_yaml(cloud, options.pop("output"), **options), as_json)

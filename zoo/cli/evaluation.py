@@ -18,6 +18,7 @@ from zoo.cli.options import (
     evaluated_columns,
     on_error,
     preprocess,
+    refuse,
     threads,
 )
 from zoo.cli.output import emit, interval, left_out, number, percent, table
@@ -148,7 +149,12 @@ def benchmark(model: str, others: tuple[str, ...], as_json: bool, **options: Any
     MODEL may be an .onnx file, compared with further files of the same inputs, such as its int8 version.
     """
     from zoo import api
+    from zoo.api.paths import is_file
 
+    scenario = options["scenario"] is not None
+    refuse(*("has no effect with --scenario", "rounds") if scenario else ("requires --scenario", "count"))
+    if is_file(model):
+        refuse("requires a zoo model; an .onnx file is timed as it is", "precisions")
     report = api.benchmark(model, others, **options)
 
     def show_files() -> None:

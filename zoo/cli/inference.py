@@ -9,7 +9,18 @@ from typing import Any
 import click
 
 import zoo
-from zoo.cli.options import Duration, as_json, batch_size, combined, engine, network, precision, run_threads, threads
+from zoo.cli.options import (
+    Duration,
+    as_json,
+    batch_size,
+    combined,
+    engine,
+    network,
+    precision,
+    refuse,
+    run_threads,
+    threads,
+)
 from zoo.cli.output import emit, show, tree
 
 logger = logging.getLogger(__name__)
@@ -110,6 +121,10 @@ def run(model: str, inputs: tuple[str, ...], output: str, as_json: bool, **optio
 
     check, shard, suffix = (options.pop(name) for name in ("check", "shard", "format"))
     on, cluster = options.pop("on"), {name: options.pop(name) for name in ("address", "workers")}
+    if check:
+        refuse("has no effect with --check", *(*options, *cluster, "output", "shard", "format", "on"))
+        if inputs:
+            raise click.UsageError(f"--check takes the folder of the shards alone, found {inputs[0]}, too")
     if on is None and any(value is not None for value in cluster.values()):
         raise click.UsageError("--address and --workers require --on ray")
     if shard and on:
@@ -206,7 +221,12 @@ def rank(model: str, output: str, as_json: bool, **options: Any) -> None:
 def export(model: str, as_json: bool, **options: Any) -> None:
     """Export MODEL to Triton, the OpenVINO Model Server, sentence-transformers or transformers, or its tables."""
     from zoo import api
+    from zoo.api.paths import is_file
 
+    if (to := options["to"]) not in ("triton", "sentence-transformers"):
+        refuse(f"has no effect with --to {to}", "threads", *(("precision",) if to != "ovms" else ()))
+    if is_file(model):
+        refuse("requires a zoo model; an .onnx file is exported as it is", "precision")
     report = api.export(model, **options)
     rows = ", ".join(f"{name} {count:,}" for name, count in report.get("columns", {}).items())
     files = f"{len(report.get('files', ()))} files"

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -129,6 +130,19 @@ def combined(*options: Callable[[Function], Function]) -> Callable[[Function], F
         return function
 
     return add
+
+
+def refuse(fault: str, *names: str) -> None:
+    """Raises a usage error if the command line has one of these options.
+
+    Args:
+        fault: Rest of the message, such as "requires --data".
+        *names: Names of parameters of the command.
+    """
+    context = click.get_current_context()
+    for option in context.command.get_params(context):
+        if option.name in names and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"{max(option.opts, key=len)} {fault}")
 
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")

@@ -21,6 +21,7 @@ from zoo.cli.options import (
     observer,
     on_error,
     preprocess,
+    refuse,
     search,
     threads,
     time_budget,
@@ -141,7 +142,14 @@ def one_or_list(values: tuple[str, ...]) -> str | list[str] | None:
 def quantize(model: str, output: str | None, as_json: bool, show_all: bool, **options: Any) -> None:
     """Quantize MODEL or an .onnx file to int8."""
     from zoo import api
+    from zoo.api.paths import is_file
 
+    for name in ("table", "schema"):
+        if options[name] is not None:
+            own = ("search", "on_error") if name == "table" else ("table",)
+            refuse(f"has no effect with --{name}", *own, "preprocess", "max_memory", "time_budget")
+    if not is_file(model):
+        refuse(f"requires an .onnx file; run: zoo calibrate {model}", "max_memory", "time_budget", "on_error")
     options["calibration_data"] = one_or_list(options["calibration_data"])
     report = api.quantize(model, output, **options)
     summary = report.get("summary")

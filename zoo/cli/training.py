@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from zoo.cli.options import Words, as_json, columns, combined, on_error, training
+from zoo.cli.options import Words, as_json, columns, combined, on_error, refuse, training
 from zoo.cli.output import INTERRUPTED, emit, fail, show, table
 
 CLUSTER = ("address", "workers", "cores", "storage")  # options of training on Ray
@@ -343,6 +343,7 @@ def _trained(verb: Callable[..., dict[str, Any]], model: str, as_json: bool, **o
     if on:
         from zoo import api
 
+        refuse("runs in one process; leave --on out", "preset")
         verb, others = functools.partial(api.train_on_ray, verb.__name__), {"workers": 1, **cluster, **others}
     try:
         report = verb(model, list(others.pop("data")), output, settings=settings, **others)

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from pipelines.core.errors import RequestError
 from pipelines.models import family
 from pipelines.quantization.recipe import QuantRecipe
 from zoo.recommenders.train_config import TrainConfig, for_finetuning
@@ -202,7 +203,10 @@ class TrainableRankingFamily(
         from zoo.recommenders.data.schema import COLUMNS
         from zoo.recommenders.data.schema_inference import infer
 
-        schema = infer(open_logs(log, delimiter), label, on_error, kinds, getattr(self.build, "sequences", False))
+        logs = open_logs(log, delimiter)
+        if delimiter is not None and not any(opened.kind == "csv" for opened in logs):
+            raise RequestError(f"--delimiter requires CSV, found {logs[0].path} ({logs[0].kind}); leave it out")
+        schema = infer(logs, label, on_error, kinds, getattr(self.build, "sequences", False))
         return schema, list(COLUMNS), schema.table()
 
     def train_config(self) -> TrainConfig:

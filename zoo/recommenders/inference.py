@@ -466,6 +466,10 @@ class ClickPipeline(GraphPipeline):
         Returns:
             {input name: array [count, ...]}.
         """
+        if self.grouped_by:
+            raise RequestError(
+                "--column has no effect: the schema names the columns that calibration reads; leave it out"
+            )
         errors = ErrorLog()
         parts: list[Any] = []
         for rows in self.rows(data, on_error, errors):

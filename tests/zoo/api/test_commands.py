@@ -191,7 +191,7 @@ def test_calibrating_a_shipped_model_says_what_to_give() -> None:
 
 
 def test_calibrating_without_samples_says_what_to_give(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="has no samples of its training data; give your data with --data FILE$"):
+    with pytest.raises(RequestError, match="has no samples of its training data; give yours with --data FILE$"):
         zoo.calibrate(NAMES[0], output=tmp_path / "table.json")
 
 

@@ -179,6 +179,41 @@ def test_a_wrong_request_gets_one_line_exit_code_2_and_leaves_nothing(
     assert [path.name for path in empty.iterdir()] == ["calibration.npz"]
 
 
+IDLE = {  # an option that the command has no use for, with what it names in the message
+    "calibrate shop-clicks --column user_id -o t.json": "--column requires --data FILE",
+    "calibrate shop-clicks --samples 9 -o t.json": "--samples requires --data FILE",
+    "calibrate wide-deep-criteo --data SAMPLE --column C1 -o t.json": "--column has no effect",
+    "quantize wide-deep-criteo -o int8.onnx --max-memory 1GB": "--max-memory requires an .onnx file",
+    "quantize MLP --table t.json --search -o int8.onnx": "--search has no effect with --table",
+    "quantize MLP --schema s.json --table t.json -o out": "--table has no effect with --schema",
+    "tune MLP --evaluation-data calibration.npz --preprocess p.json -o int8.onnx": "--preprocess requires a folder",
+    "benchmark MLP --precision int8": "--precision requires a zoo model",
+    "benchmark MLP --price-per-hour 2": "--price-per-hour require --scenario",
+    "benchmark MLP --count 9": "--count requires --scenario",
+    "benchmark resnet26d-cifar10 --scenario offline --rounds 3": "--rounds has no effect with --scenario",
+    "plan MLP --precision int8": "found --precision int8",
+    "run --check shards --threads 2": "--threads has no effect with --check",
+    "run --check shards rows.csv": "found rows.csv",
+    "export MLP --to ovms --threads 2 -o out": "--threads has no effect with --to ovms",
+    "export MLP --to triton --precision fp32 -o out": "--precision requires a zoo model",
+    "delta old new --apply --all -o out": "--all has no effect with --apply",
+    "train transformer-mt --preset draft --teacher t --data p.tsv --resume -o out": "--resume has no effect",
+    "cluster yaml --cloud aws --project p -o c.yaml": "--project requires --cloud gcp, found aws",
+}
+
+
+@pytest.mark.usefixtures("shared_home")
+@pytest.mark.parametrize(("line", "said"), IDLE.items(), ids=IDLE.keys())
+def test_an_option_without_effect_is_refused(
+    line: str, said: str, mlp: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = {"SAMPLE": str(zoo.SHIPPED / "wide-deep-criteo" / "sample.tsv.gz"), "MLP": str(mlp)}
+    code, out, err = call(capsys, *(names.get(word, word) for word in line.split()))
+    assert (code, out, err.count("\n")) == (2, "", 1) and said in err, err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["calibration.npz", "mlp.onnx"]
+
+
 def test_a_wrong_setting_is_refused_before_the_work(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

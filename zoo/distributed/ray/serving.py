@@ -25,7 +25,7 @@ from zoo.distributed.ray.connection import connect, import_ray, parse_count
 MODEL_PATH = re.compile(r"/v[12]/models/([^/:]+)")
 TARGET_REQUESTS = 16  # average number of requests in a replica from which replicas are added
 COUNTS = {"min_replicas": 1, "max_replicas": 0, "max_models": 0}  # options of `app`, and their defaults
-UNSUPPORTED = ("certfile", "keyfile", "watch")  # options of `zoo serve`
+UNSUPPORTED = ("certfile", "keyfile", "watch", "deltas")  # options of `zoo serve`
 
 
 def app(arguments: Mapping[str, Any]) -> Any:
@@ -54,9 +54,7 @@ def app(arguments: Mapping[str, Any]) -> Any:
     if min_replicas < 1 or max_models < 0:
         raise RequestError(f"found {min_replicas} to {max_replicas} replicas, {max_models} models, expected 1 or more")
     if wrong := [name for name in UNSUPPORTED if options.get(name)]:
-        raise RequestError(
-            f"found {', '.join(wrong)}: TLS is that of Ray Serve's http_options; folders are not watched"
-        )
+        raise RequestError(f"found {', '.join(wrong)}: TLS is that of Ray Serve's http_options; models are not updated")
     numbers = {name: int(text) for name, text in options.items() if isinstance(text, str) and text.isdecimal()}
     served, config = parse_options(model_list, **{**options, **numbers, "workers": 1})
     return serve.deployment(
