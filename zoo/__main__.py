@@ -22,6 +22,8 @@ class Interrupted(KeyboardInterrupt):
 def main() -> None:
     """Entry point of the `zoo` command."""
     gc.set_threshold(100_000, 20)  # imports make many objects and no garbage
+    if sys.stderr is None:  # closed, as by 2>&-: messages have no place, and no file may get its number
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
     asked: list[int] = []  # exit codes of received signals; a library may swallow their exceptions
     pending: list[threading.Timer] = []  # signals to be sent again
 

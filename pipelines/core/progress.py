@@ -25,7 +25,7 @@ def progress(title: str, total: float | None = None) -> Iterator[Callable[[float
         `advance(amount)`, which raises TimeIsUp after a `deadline.limit`.
     """
     title = plain(title)
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         yield _checked(_lines(title, total))
         return
     from rich.progress import (  # importing rich takes longer than a first photo

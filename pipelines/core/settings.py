@@ -19,10 +19,13 @@ BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "n
 
 def home() -> Path:
     """Returns the cache folder: $ZOO_HOME, else int8-zoo under $XDG_CACHE_HOME (if absolute) or ~/.cache."""
-    if chosen := os.environ.get("ZOO_HOME"):
-        return Path(chosen).expanduser().absolute()
-    cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (cache if cache.is_absolute() else Path.home() / ".cache") / "int8-zoo"
+    try:
+        if chosen := os.environ.get("ZOO_HOME"):
+            return Path(chosen).expanduser().absolute()
+        cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
+        return (cache if cache.is_absolute() else Path.home() / ".cache") / "int8-zoo"
+    except RuntimeError as error:  # a container whose user has neither HOME nor an entry in /etc/passwd
+        raise RequestError("found no home folder of this user; set ZOO_HOME to a folder that it may write") from error
 
 
 def offline() -> bool:

@@ -97,7 +97,9 @@ def samples_of(
         RequestError: The data are unusable.
     """
     fixed = fixed_batch(model)
-    if not _is_prepared(data, preprocess):
+    if not is_image_folder(data):
+        if preprocess is not None:
+            raise RequestError(f"--preprocess requires a folder of images; {data} is none")
         feeds = read_feeds(model, data)
         if shares_sample_axis(model) and len(feeds) == 1:
             arrays = feeds[0]
@@ -139,13 +141,6 @@ def is_image_folder(data: Any) -> bool:
     return isinstance(data, str | os.PathLike) and Path(data).is_dir() and not any(Path(data).glob("*.npz"))
 
 
-def _is_prepared(data: Any, preprocess: Model | None) -> bool:
-    """Returns whether data are a folder of images; refuses a preprocessing for others."""
-    if preprocess is not None and not is_image_folder(data):
-        raise RequestError(f"--preprocess requires a folder of images; {data} is none")
-    return is_image_folder(data)
-
-
 def _image_batches(model: ir.Model, data: Any, preprocess: Model | None, file: Path | None) -> ImageBatches:
     """How images become samples: by a `Preprocess`, or as `zoo run` prepares them for a file."""
     value = None if preprocess is None else files.read_json(Path(preprocess))
@@ -175,7 +170,7 @@ def _evaluation(
     model: ir.Model, data: Any, preprocess: Model | None, file: Path | None
 ) -> tuple[list[Batch], NDArray[Any] | None]:
     """Reads evaluation samples as one batch or as feeds (see `read_feeds`), and the labels of one batch, or None."""
-    if not _is_prepared(data, preprocess):
+    if not is_image_folder(data):
         feeds = read_feeds(model, data, label=True)
         if len(feeds) == 1 and shares_sample_axis(model):
             arrays = dict(feeds[0])
@@ -219,6 +214,8 @@ def quality_metric_of(
     Raises:
         RequestError: The data are unusable.
     """
+    if preprocess is not None and not is_image_folder(evaluation) and not is_image_folder(calibration):
+        raise RequestError(f"--preprocess requires a folder of images; {evaluation} is none")
     evaluated, labels = _evaluation(model, evaluation, preprocess, file)
     if len(evaluated) > 1 or not shares_sample_axis(model):
         return _feed_metric(model, evaluated, calibration)

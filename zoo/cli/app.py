@@ -126,6 +126,8 @@ def call(arguments: Sequence[str]) -> None:
         fail(str(error), error.exit_code)
     except OSError as error:
         wrong = isinstance(error, NotADirectoryError | IsADirectoryError | FileExistsError)  # a path that was given
+        if isinstance(error, FileNotFoundError) and error.filename is None:
+            fail("the working directory was deleted; change to another one", 2)
         fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 2 if wrong else 1)
 
 

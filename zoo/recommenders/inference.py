@@ -467,9 +467,7 @@ class ClickPipeline(GraphPipeline):
             {input name: array [count, ...]}.
         """
         if self.grouped_by:
-            raise RequestError(
-                "--column has no effect: the schema names the columns that calibration reads; leave it out"
-            )
+            raise RequestError("--column has no effect: the schema has the columns of calibration; leave it out")
         errors = ErrorLog()
         parts: list[Any] = []
         for rows in self.rows(data, on_error, errors):

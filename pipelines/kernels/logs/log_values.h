@@ -351,7 +351,7 @@ ALWAYS_INLINE uint64_t places_of_numbers(
     return any;
 }
 
-// Seconds since 1970 of YYYY-MM-DD[(T| )HH:MM[:SS[.f]][Z|(+|-)HH[:]MM]], f of up to nine digits, of which six count; -infinity for what is no such time.
+// Seconds since 1970 of YYYY-MM-DD[(T| )HH:MM[:SS[.f]][[ ](Z|UTC|GMT|(+|-)HH[[:]MM])]], f of up to nine digits, of which six count; -infinity for what is no such time.
 inline double instant(Text text) {
     const uint8_t *p = text.begin;
     const uint8_t *const end = text.end;
@@ -398,14 +398,20 @@ inline double instant(Text text) {
                     micro *= 10;
             }
         }
+        if (formed && is(' ') && end - p > 1)
+            ++p;
         if (formed && is('Z'))
             ++p;
+        else if (formed && end - p == 3 && (!std::memcmp(p, "UTC", 3) || !std::memcmp(p, "GMT", 3)))
+            p = end;
         else if (formed && (is('+') || is('-'))) {
             sign = is('-') ? -1 : 1;
             ++p;
             zone_hour = digits(2);
-            p += is(':');
-            zone_minute = digits(2);
+            if (p != end) {
+                p += is(':');
+                zone_minute = digits(2);
+            }
         }
     }
     if (!formed || p != end)

@@ -35,6 +35,18 @@ def test_home_follows_its_settings(monkeypatch, tmp_path):
     assert settings.home() == tmp_path / "zoo"
 
 
+@pytest.mark.parametrize("home", ["", "~/zoo"])
+def test_a_user_without_a_home_folder_is_told_to_name_one(monkeypatch, home):
+    def nobody(_):
+        raise KeyError
+
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    monkeypatch.delenv("HOME")
+    monkeypatch.setenv("ZOO_HOME", home)
+    with pytest.raises(RequestError, match="^found no home folder of this user; set ZOO_HOME to a folder"):
+        settings.home()
+
+
 def test_offline_and_mirror(monkeypatch):
     assert not settings.offline() and settings.mirror() is None
     for value, expected in {"1": True, "true": True, "0": False, "": False}.items():

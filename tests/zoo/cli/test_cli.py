@@ -65,6 +65,15 @@ def mlp(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.parametrize("verb", ["schema LOG -o schema.json --label y", "doctor --nothing"])
+def test_a_closed_stderr_changes_neither_results_nor_the_exit_code(tmp_path: Path, verb: str) -> None:
+    (tmp_path / "log.csv").write_text("y,x\n" + "0,a\n1,b\n1,a\n" * 9)
+    line = f"exec {sys.executable} -m zoo {verb.replace('LOG', 'log.csv')} 2>&-"
+    done = subprocess.run(["sh", "-c", line], cwd=tmp_path, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
+    assert done.returncode == (0 if "LOG" in verb else 2)
+    assert (tmp_path / "schema.json").is_file() == ("LOG" in verb)
+
+
 def test_help_names_every_verb() -> None:
     done = command("--help")
     assert done.returncode == 0

@@ -376,7 +376,7 @@ def _named(log: Log) -> Log:
         expected = "a name of its own for each"
         raise RequestError(f"{log.path} has the column {twice[0]!r} more than once; expected {expected}")
     numbers = [name for name in log.columns if _is_number(name)]
-    unnamed = log.columns.count("") > (log.kind == "csv" and len(log.columns) > 1 and not log.columns[0])
+    unnamed = log.columns.count("") > (log.kind == "csv" and len(log.columns) > 1)
     if unnamed or (log.kind == "csv" and len(numbers) * 2 > len(log.columns)):
         raise RequestError(
             f"{log.path} begins with {', '.join(log.columns)[:80]!r}, which names no columns; expected a header"

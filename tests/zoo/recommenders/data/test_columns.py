@@ -470,7 +470,9 @@ def test_ids_and_texts_with_placeholders_have_no_hint(tmp_path):
     assert ids.kind == texts.kind == "category" and "--number" not in ids.why + texts.why
 
 
-@pytest.mark.parametrize("written", [" {}", "{}%", "${}", "€ {}", "{} €", "-{},50 €", "$1,{}00.00", "1,00{}"])
+@pytest.mark.parametrize(
+    "written", [" {}", "{}%", "${}", "€ {}", "{} €", "-{},50 €", "$1,{}00.00", "1,00{}", "({})", "\u2212{}"]
+)
 def test_numbers_with_other_characters_say_so(tmp_path, written):
     """Also after placeholders, and not as lists of the digits around a comma."""
     values = ["-" if row == 0 else written.format(row % 9 + 0.5 * ("00" not in written)) for row in range(ROWS)]
@@ -484,6 +486,26 @@ def test_few_numbers_with_other_characters_are_not_called_placeholders(tmp_path,
     values = [form.format(1200.5 + row) if row % 10 == 0 else f"{row % 90:.2f}" for row in range(ROWS)]
     why = column(tmp_path, "price", values).why
     assert why.endswith(f"numbers written as {values[0]!r}: to use them as numbers, write them as 1234.5")
+
+
+def test_digits_of_other_scripts_say_so(tmp_path):
+    values = ["".join(chr(0x660 + int(digit)) for digit in str(row % 90)) for row in range(ROWS)]
+    assert "numbers written as '\u0660': to use them as numbers" in column(tmp_path, "price", values).why
+
+
+@pytest.mark.parametrize(("zone", "kind"), [("UTC", "timestamp"), ("CET", "ignored"), ("Europe/Berlin", "ignored")])
+def test_times_with_the_name_of_their_zone(tmp_path, zone, kind):
+    """Repeated, so that they are no category by mistake."""
+    values = [f"2026-03-29 01:{row % 20:02d}:00 {zone}" for row in range(ROWS)]
+    assert column(tmp_path, "ts", values).kind == kind
+
+
+def test_a_column_without_a_name_at_the_end_is_ignored(tmp_path):
+    """As exports write that end every line with a delimiter."""
+    path = written(tmp_path / "log.csv", click=CLICKS, item=[i % 7 for i in range(ROWS)], **{"": [""] * ROWS})
+    schema = infer(open_log(path))
+    assert [spec.kind for spec in schema.columns] == ["label", "category", "ignored"]
+    assert len(next(Features(schema).read(path, labelled=True))) == ROWS
 
 
 def test_european_numbers_with_and_without_thousands(tmp_path):

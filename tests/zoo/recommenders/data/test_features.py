@@ -270,6 +270,9 @@ def test_numbers_and_times():
     start = 1_704_067_200.0
     times = seconds_since_1970(pa.array(texts), "text")
     assert times.tolist() == [start, start + 3600, start + 3600, start, *[-math.inf] * 3]
+    zones = ["01:00:00 UTC", "01:00 GMT", "01:00:00.0+00", "03:00:00 +0200", "00:00:00-01", "01:00 CET", "01:00  UTC"]
+    times = seconds_since_1970(pa.array([f"2024-01-01 {zone}" for zone in zones]), "text")
+    assert times.tolist() == [*[start + 3600] * 5, *[-math.inf] * 2]
     assert seconds_since_1970(pa.array(["5000"]), "ms").tolist() == [5.0]
     fine = ["2024-01-01 00:00:00.123456789", "2024-01-01T00:00:00.1234567Z", "2024-01-01T00:00:00.1234567890"]
     assert seconds_since_1970(pa.array(fine), "text").tolist() == [start + 0.123456] * 2 + [-math.inf]

@@ -23,15 +23,19 @@ STRAYS = 3  # values that are no numbers and are kept
 SEPARATORS = (LIST, ";", ",", " ")
 NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 _AMOUNT = r"\.?\d[\d.,]*"  # beside a currency or a percent sign
+# (1.5), a long minus, and digits of other scripts
+_TYPESET = rf"\({_AMOUNT}\)|\x{{2212}}{_AMOUNT}|[\p{{Nd}}.,]*[^\x00-\x7F\P{{Nd}}][\p{{Nd}}.,]*"
 _GROUPS = r"\d{1,3}(,\d{3})+\.\d+|\d{1,3}(\.\d{3})+,\d+"
-_FORMS = rf"\p{{Sc}}[\s\pZ]*[+-]?{_AMOUNT}|{_AMOUNT}[\s\pZ]*(%|\p{{Sc}})|{_GROUPS}|\d+\.?\d*|\.\d+"
+_FORMS = rf"{_TYPESET}|\p{{Sc}}[\s\pZ]*[+-]?{_AMOUNT}|{_AMOUNT}[\s\pZ]*(%|\p{{Sc}})|{_GROUPS}|\d+\.?\d*|\.\d+"
 _DECORATED = rf"^[\s\pZ]*[+-]?({_FORMS})[\s\pZ]*$"
 INFINITY = r"^[+-]?(?i:inf|infinity)$"
 _COMMA = r"^[+-]?\d+,\d+$"  # a number as much of Europe writes it
 _THOUSANDS = r"^[+-]?[1-9]\d{0,2},\d{3}$"  # of these, a number that may have groups of thousands
 _DAY = r"(\d{4}[./-]\d{1,2}[./-]\d{1,2}|\d{1,2}[./-]\d{1,2}[./-]\d{4})"
-_DATE = f"^{_DAY}" r"([T ]\d{1,2}:\d\d(:\d\d)?( ?[AaPp][Mm])?)?$"  # also those that are no ISO 8601
-_ISO = r"^\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|[+-]\d\d:?\d\d)?)?$"
+_ZONE = r" ?([A-Z]{1,5}|[A-Z][a-z]+/\w+|[+-]\d\d(:?\d\d)?)"  # also by name: CET, Europe/Berlin
+# also dates that are no ISO 8601
+_DATE = f"^{_DAY}" rf"([T ]\d{{1,2}}:\d\d(:\d\d(\.\d+)?)?( ?[AaPp][Mm])?({_ZONE})?)?$"
+_ISO = r"^\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,9})?)?( ?(Z|UTC|GMT|[+-]\d\d(:?\d\d)?))?)?$"
 _PADDED = r"^0\d+$"  # 00123 is a code
 _ITEM_WITH_WEIGHT = r"[^:|;, ]+:[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?"
 _WEIGHTED = f"^{_ITEM_WITH_WEIGHT}([|;, ] ?{_ITEM_WITH_WEIGHT})*$"

@@ -29,6 +29,11 @@ WIDE = 3e8, 1e10  # seconds since 1970 that a column named as a time may hold: 1
 NARROW = 9.46e8, 2.05e9  # and one that has another name: 2000 to 2034
 FEW = 0.01  # of the values may lie outside, such as 0 for an unknown time
 YEARS = 1900, 2100
+ZONES = (  # as databases write them (BigQuery, Postgres), and as ISO 8601 has them
+    (" ?(UTC|GMT|Z)", "Z"),
+    (r" ?([+-]\d\d)", r"\3:00"),
+    (r" ([+-]\d\d:?\d\d)", r"\3"),
+)
 FIRST_HOUR = 7_010_100  # the smallest yymmddhh that is one under any name: that of 2007
 
 
@@ -103,7 +108,8 @@ def seconds_since_1970(texts: pa.Array, unit: str) -> NDArray[np.float64]:
 
     Args:
         texts: Text array [n], null where missing.
-        unit: "text" for ISO 8601 (UTC without a zone), or a unit of numbers, a key of `PER_SECOND` or `CALENDAR`.
+        unit: "text" for ISO 8601 (UTC without a zone), also with UTC, GMT or +00 as zone, or a unit of numbers, a key
+            of `PER_SECOND` or `CALENDAR`.
 
     Returns:
         Seconds since 1970, float64 [n]; -inf where the text is not a timestamp.
@@ -111,6 +117,8 @@ def seconds_since_1970(texts: pa.Array, unit: str) -> NDArray[np.float64]:
     if unit != "text":
         return np.nan_to_num(seconds(parse_floats(texts), unit), nan=-np.inf)
     texts = pc.replace_substring_regex(texts, r"(:\d\d\.\d{6})\d{1,3}", r"\1")  # nanoseconds, as Arrow writes them
+    for written, zone in ZONES:
+        texts = pc.replace_substring_regex(texts, rf"(:\d\d(\.\d+)?){written}$", rf"\1{zone}")
     time = r"([01]\d|2[0-3]):[0-5]\d"
     is_time = pc.match_substring_regex(
         texts,
