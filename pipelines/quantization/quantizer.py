@@ -169,6 +169,8 @@ def _quantize(scaled: _Scaled, recipe: QuantRecipe, table: CalibrationTable) -> 
         notes |= embedding_tables.quantize_tables(inserter)
     for collected, more in zip((notes, reasons), weight_only.quantize_weights(inserter), strict=True):
         collected |= more
+    for name in weight_only.round_weights(inserter, table.keep_float):
+        reasons[name] += "; its weights are rounded to 8 bits"
     quantize_outputs(inserter, notes, table.keep_float)
     work_around_engines(inserter)
     notes |= correct(graph, recipe, table, notes)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 # Version of the files of `store`: bump it when `from_graph`, the packed weights or the native object's methods change.
-VERSION = 57
+VERSION = 58
 SUFFIX = ".zoo"
 SIZES = 8  # of images with a program of their own
 CHECKED = (1, 2)  # samples that are compared with ONNX Runtime

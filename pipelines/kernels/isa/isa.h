@@ -351,9 +351,10 @@ struct FloatDepthwise {
 struct FloatConvolution {
     int64_t inputs, outputs;   // of a window; outputs: whole 16
     const int64_t *offsets;    // [inputs] of floats, from the first one of a window
-    const float *weight;       // [outputs / 16, inputs, 16]
+    const void *weight;        // [outputs / 16, inputs, 16]: floats or, where there is a scale, int8
     const float *bias;         // [outputs]
     float low, high;
+    const float *scale = nullptr;  // [outputs], or null
 };
 
 // The kernels of image classifiers (isa/images/). Pixels have whole 16 bytes, of which those behind the channels hold anything; up to 64 bytes behind

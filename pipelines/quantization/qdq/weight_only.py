@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 
 import numpy as np
 import onnx_ir as ir
@@ -16,6 +16,8 @@ BLOCK = 32  # weights of a recurrent layer that share a scale, at most
 MIN_WEIGHTS = 1024  # of smaller matrices, scales and one more operator call cost what int8 saves
 NOTE = "its weights are int8, with scales per channel; it computes in float32"
 
+
+LARGE = 2**19  # weights that a single row waits for
 
 BLOCKS = -1  # in place of an axis: the last one in blocks
 
@@ -76,6 +78,44 @@ def quantize_weights(inserter: QdqInserter) -> tuple[dict[str, str], dict[str, s
             reasons[name] = f"no constant float32 weights of {MIN_WEIGHTS} or more"
     _drop_unread(graph)
     return notes, reasons
+
+
+def round_weights(inserter: QdqInserter, keep_float: Container[str]) -> list[str]:
+    """Rounds large weights of layers of single rows that stay float32: W = s W_q, |W_q| <= 127, s per output channel.
+
+    Such a layer (the head of a classifier) takes as long as its weights take to be read. They stay float32 in the file,
+    for all engines; native kernels of images read them as int8. Scales have mantissas of 16 bits, so that products are
+    exact. The SQNR for which the calibration keeps layers float is measured with rounded weights.
+
+    Args:
+        inserter: Inserter of the graph.
+        keep_float: Names of layers whose inputs and results stay float32.
+
+    Returns:
+        Names of the changed layers.
+    """
+    changed = []
+    for node in list(inserter.graph):
+        for index, axis in _weights(node) if str(node.name) in keep_float and _of_one_row(node) else ():
+            value = node.inputs[index]
+            array = query.constant(value) if _is_weight(value) else None
+            if value is None or array is None or array.size < LARGE:
+                continue
+            scale, _ = weight_qparams(array, axis)
+            scale = ((scale.view(np.int32) + 0xFF) & ~0xFF).view(np.float32)
+            scale = scale.reshape([-1 if i == axis else 1 for i in range(array.ndim)])
+            array = np.rint(array / scale) * scale
+            rounded = edit.initializer(inserter.graph, f"{value.name}.rounded", array, inserter.taken)
+            node.replace_input_with(index, rounded)
+            changed.append(str(node.name))
+    return changed
+
+
+def _of_one_row(node: ir.Node) -> bool:
+    """Whether a layer has one row a sample: a Gemm, or a Conv over one window."""
+    shape = node.outputs[0].shape
+    one = shape is not None and len(shape) > 2 and all(size == 1 for size in shape[2:])
+    return query.is_op(node, "Gemm") or (query.is_op(node, "Conv") and one)
 
 
 def _weights(node: ir.Node) -> list[tuple[int, int | None]]:

@@ -193,13 +193,14 @@ void float_depthwise(BoundNetwork &network, int64_t x, int64_t out, const Array 
                             static_cast<int64_t>(weight.shape(2)), strides, pads, dilations);
 }
 
-void float_convolution(BoundNetwork &network, int64_t x, const Operands &out, const Array &weight, const Array &bias, int64_t groups, Pair strides,
-                       Sides pads, Pair dilations, int64_t residual, float low, float high) {
-    const float *weights = data_of<float>(weight, "weight", 4), *biases = data_of<float>(bias, "bias", 1);
-    if (weight.shape(0) != bias.size()) throw nb::value_error("a convolution has a bias an output");
+void float_convolution(BoundNetwork &network, int64_t x, const Operands &out, const Array &weight, const std::optional<Array> &scale, const Array &bias,
+                       int64_t groups, Pair strides, Sides pads, Pair dilations, int64_t residual, float low, float high) {
+    const void *weights = scale ? static_cast<const void *>(data_of<int8_t>(weight, "weight", 4)) : data_of<float>(weight, "weight", 4);
+    const float *biases = data_of<float>(bias, "bias", 1), *scales = scale ? data_of<float>(*scale, "scale", 1) : nullptr;
+    if (weight.shape(0) != bias.size() || (scale && scale->size() != bias.size())) throw nb::value_error("a convolution has a bias and a scale an output");
     FloatConvolutionShape shape{{}, groups, strides, pads, dilations};
     for (size_t axis = 0; axis < 4; ++axis) shape.weight[axis] = static_cast<int64_t>(weight.shape(axis));
-    network.float_convolution(x, operand_of(out), shape, weights, biases, residual, low, high);
+    network.float_convolution(x, operand_of(out), shape, weights, scales, biases, residual, low, high);
 }
 
 }  // namespace
@@ -258,7 +259,7 @@ void bind_image_network(nb::module_ &module) {
                                  const std::vector<int64_t> &columns, const Array &column_weights) {
                  n.interpolation(operand_of(x), operand_of(out), taps_of(rows, row_weights), taps_of(columns, column_weights));
              }, "x"_a, "out"_a, "rows"_a, "row_weights"_a, "columns"_a, "column_weights"_a)
-        .def("float_convolution", float_convolution, "x"_a, "out"_a, "weight"_a, "bias"_a, "groups"_a, "strides"_a, "pads"_a, "dilations"_a,
+        .def("float_convolution", float_convolution, "x"_a, "out"_a, "weight"_a, "scale"_a.none(), "bias"_a, "groups"_a, "strides"_a, "pads"_a, "dilations"_a,
              "residual"_a, "low"_a, "high"_a)
         .def("float_depthwise", float_depthwise, "x"_a, "out"_a, "weight"_a, "bias"_a, "strides"_a, "pads"_a, "dilations"_a)
         .def("sampling", &BoundNetwork::sampling, "x"_a, "grid"_a, "out"_a, "groups"_a, "taps"_a, "outside"_a, "align"_a, "plane"_a.none())

@@ -12,12 +12,13 @@ constexpr int64_t kPixels = 240;  // pixels per list of windows
 constexpr int64_t kPanel = 16;    // outputs whose weights lie together
 
 // Weights of every group as [outputs / 16, inputs, 16], zeros behind its last output.
-std::vector<float> panels(const FloatConvolutionShape &c, const float *weight) {
+template <class T>
+std::vector<T> panels(const FloatConvolutionShape &c, const T *weight) {
     const int64_t outputs = c.weight[0] / c.groups, inputs = c.weight[1] * c.weight[2] * c.weight[3], whole = round_up(outputs, kPanel);
-    std::vector<float> packed(static_cast<size_t>(c.groups * whole * inputs));
+    std::vector<T> packed(static_cast<size_t>(c.groups * whole * inputs));
     for (int64_t o = 0; o < c.weight[0]; ++o) {
         const int64_t row = o / outputs * whole + o % outputs;
-        float *to = packed.data() + row / kPanel * kPanel * inputs + row % kPanel;
+        T *to = packed.data() + row / kPanel * kPanel * inputs + row % kPanel;
         for (int64_t k = 0; k < inputs; ++k) to[k * kPanel] = weight[o * inputs + k];
     }
     return packed;
@@ -25,8 +26,8 @@ std::vector<float> panels(const FloatConvolutionShape &c, const float *weight) {
 
 }  // namespace
 
-void Network::float_convolution(int64_t x, Operand out, const FloatConvolutionShape &shape, const float *weight, const float *bias, int64_t residual,
-                                float low, float high) {
+void Network::float_convolution(int64_t x, Operand out, const FloatConvolutionShape &shape, const void *weight, const float *scale, const float *bias,
+                                int64_t residual, float low, float high) {
     const FloatConvolutionShape c = shape;
     const int64_t outputs = c.weight[0], rows = c.weight[1], columns = c.weight[2], inputs = c.weight[3];
     const int64_t to = out.tensor, height = written(out).height, width = layout(to).width, channels = layout(checked(x, true, true)).channels;
@@ -40,7 +41,9 @@ void Network::float_convolution(int64_t x, Operand out, const FloatConvolutionSh
         reads.push_back(residual);
     }
     const int64_t own = outputs / c.groups, whole = round_up(own, kPanel), window = rows * columns * inputs, pixel = round_up(outputs, kPanel);
-    const std::vector<float> weights = panels(c, weight), biases = padded_rows(bias, c.groups, own);
+    const std::vector<float> reals = scale ? std::vector<float>{} : panels(c, static_cast<const float *>(weight));
+    const std::vector<int8_t> codes = scale ? panels(c, static_cast<const int8_t *>(weight)) : std::vector<int8_t>{};
+    const std::vector<float> biases = padded_rows(bias, c.groups, own), scales = scale ? padded_rows(scale, c.groups, own) : std::vector<float>{};
     const bool apart = c.groups > 1 && own != whole, bytes = !out.floats();  // groups whose results do not end at whole 16
     step(to, reads, height, [=](const Sample &s, int64_t begin, int64_t end) {
         const Tensor &from = layout(x), &target = layout(to);
@@ -60,7 +63,10 @@ void Network::float_convolution(int64_t x, Operand out, const FloatConvolutionSh
                 if (residual >= 0) added[i] = reinterpret_cast<const float *>(s.pixel(layout(residual), y, column));
             }
             for (int64_t g = 0; g < c.groups; ++g) {
-                const FloatConvolution layer{window, whole, offsets.data(), weights.data() + g * whole * window, biases.data() + g * whole, low, high};
+                const int64_t first = g * whole * window;
+                const void *weights = scales.empty() ? static_cast<const void *>(reals.data() + first) : codes.data() + first;
+                const FloatConvolution layer{window, whole, offsets.data(), weights, biases.data() + g * whole, low, high,
+                                             scales.empty() ? nullptr : scales.data() + g * whole};
                 for (int64_t i = 0; i < n; ++i) {
                     made[i] = apart ? group.data() + i * whole : floats[i] + g * own;
                     if (g) in[i] += inputs;

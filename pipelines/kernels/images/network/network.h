@@ -142,9 +142,9 @@ class Network {
     void float_log(Operand x, Operand out);
     void float_floor(Operand x, Operand out, float divisor);
     void float_quotient(Operand a, Operand b, Operand out);
-    // weight: of shape.weight; residual: floats to add to the sums, or -1
-    void float_convolution(int64_t x, Operand out, const FloatConvolutionShape &, const float *weight, const float *bias, int64_t residual, float low,
-                           float high);
+    // weight: of shape.weight, floats or, where there is a scale [outputs], int8; residual: floats to add to the sums, or -1
+    void float_convolution(int64_t x, Operand out, const FloatConvolutionShape &, const void *weight, const float *scale, const float *bias,
+                           int64_t residual, float low, float high);
     // weight [rows, columns, channels]
     void float_depthwise(int64_t x, int64_t out, const float *weight, const float *bias, Pair kernel, int64_t channels, Pair strides, Sides pads,
                          Pair dilations);

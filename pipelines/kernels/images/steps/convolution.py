@@ -24,6 +24,7 @@ from pipelines.kernels.images.steps.activation import (
 from pipelines.kernels.images.steps.base import LARGEST, Packing, Run, Step, bytes_fit, clipped, fits
 from pipelines.kernels.images.steps.elementwise import PackedSum, Sum, byte_sum
 from pipelines.kernels.images.steps.floats import Operand, PackedOperand
+from pipelines.quantization.qdq.scales import steps
 
 if TYPE_CHECKING:
     from pipelines.kernels._native import ImageNetwork
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 ROUNDED = 2**30  # magnitudes of products that are rounded to int32
 LARGEST_GAIN = 2**15 - 1
+FEW_PIXELS = 2  # that wait for the weights of a layer
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,6 +243,16 @@ class Convolution(Step):
         )
 
 
+def _stored(weight: Array) -> tuple[Array, Array | None]:
+    """Weights [O, kh, kw, I] as int8 with the scale of each output, where these are exactly the weights."""
+    scale = steps(weight, 0, 127)
+    if scale is None or not scale.all():
+        return weight, None
+    codes = np.rint(weight / scale[:, None, None, None])
+    exact = np.array_equal(codes * scale[:, None, None, None], weight)
+    return (codes.astype(np.int8), scale) if exact else (weight, None)
+
+
 @dataclass(frozen=True, eq=False)
 class FloatConvolution(Step):
     """A convolution of floats or, over a window as large as its tensor, a fully connected layer.
@@ -249,6 +261,8 @@ class FloatConvolution(Step):
     multiply-add, which rounds once:
 
         y[o] = clip(fma(x_n, w_n, ... fma(x_1, w_1, bias_o)) + residual, low, high)
+
+    Where few pixels wait for the weights, those that are int8 times a scale of their output are stored as int8.
 
     Attributes:
         x: Number of the float tensor that is read; its padding is 0.
@@ -320,7 +334,9 @@ class FloatConvolution(Step):
         """See `Step`."""
         weight, bias = (np.ascontiguousarray(array) for array in (self.weight, self.bias))
         geometry = (self.groups, self.strides, self.pads, self.dilations)
-        return (self.x, self.to.packed(), weight, bias, *geometry, self.residual, (self.low, self.high))
+        height, width, _ = packing.program.tensors[self.out]
+        stored = _stored(weight) if height * width <= FEW_PIXELS else (weight, None)
+        return (self.x, self.to.packed(), *stored, bias, *geometry, self.residual, (self.low, self.high))
 
     @staticmethod
     def add_to(
@@ -328,6 +344,7 @@ class FloatConvolution(Step):
         x: int,
         out: PackedOperand,
         weight: Array,
+        scale: Array | None,
         bias: Array,
         groups: int,
         strides: Sequence[int],
@@ -342,6 +359,7 @@ class FloatConvolution(Step):
             x=x,
             out=out,
             weight=weight,
+            scale=scale,
             bias=bias,
             groups=groups,
             strides=strides,

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from pipelines.core.errors import RequestError
 from pipelines.kernels import extension
+from pipelines.kernels.images import native
 from pipelines.kernels.images.operators import windows
 from pipelines.kernels.images.steps import Convolution, Dequantize, FloatConvolution, FloatCopy, Operand, Pixels
 from pipelines.kernels.images.steps.convolution import multiply_add
@@ -64,6 +65,25 @@ def test_convolutions_of_any_shape(data: st.DataObject) -> None:
         program((*shape, inputs), tensors, steps, counts[0] * counts[1] * 5, floats=floats),
         rng.integers(0, 256, (2, *shape, inputs), dtype=np.uint8),
     )
+
+
+@pytest.mark.parametrize(("outputs", "groups", "exact"), [(40, 1, True), (6, 2, True), (24, 1, False)])
+def test_weights_of_eight_bits_are_read_as_such(outputs: int, groups: int, exact: bool) -> None:
+    """Of few pixels, where each weight is exactly a whole number times the scale of its output."""
+    rng = np.random.default_rng(outputs)
+    codes = rng.integers(-127, 128, (outputs, 3, 3, 32 // groups))
+    codes[:, 0, 0, 0] = 127
+    weight = codes * (rng.integers(2**15, 2**16, (outputs, 1, 1, 1)) * 2.0**-24).astype(np.float32)
+    weight[-1, 1, 1, 1] += 0 if exact else 1e-4
+    layer = FloatConvolution(
+        1, Operand(2), weight.astype(np.float32), rng.normal(0, 0.3, outputs).astype(np.float32), groups=groups
+    )
+    steps = [Pixels(0, last=True), FloatCopy(Operand(0, 0.02, 120), Operand(1)), layer, Dequantize(2, 1, 0)]
+    made = program((3, 3, 32), [(3, 3, 32)] * 2 + [(1, 1, outputs)], steps, outputs, floats=frozenset({1, 2}))
+    same_bits(made, rng.integers(0, 256, (2, 3, 3, 32), dtype=np.uint8))
+    packed = native.pack(made, extension.isas()[0])
+    dtypes = {array.dtype for _, arguments in packed.calls for array in arguments if isinstance(array, np.ndarray)}
+    assert (np.dtype(np.int8) in dtypes) == exact
 
 
 def test_products_and_sums_are_rounded_once() -> None:

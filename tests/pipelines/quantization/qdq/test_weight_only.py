@@ -1,11 +1,14 @@
 """Int8 weights of layers inside subgraphs, and of recurrent layers."""
 
+from dataclasses import replace
+
 import numpy as np
 import onnx_ir as ir
 import pytest
 from helpers.rewriting import model, run
 
 from pipelines.quantization.calibration.calibrate import calibrate
+from pipelines.quantization.qdq import weight_only
 from pipelines.quantization.qdq.weight_only import NOTE
 from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
@@ -86,6 +89,20 @@ def test_what_the_recipe_keeps_float_keeps_its_weights(normal):
     result, report = quantize(net, QuantRecipe(keep_float=("b",)), table)
     assert ("b", "float", "kept float by the recipe") in {(e.name, e.precision, e.reason) for e in report.operators}
     assert whole_weights(result)[0] == ["w.quantized"] and "v" in result.graph.initializers
+
+
+@pytest.mark.parametrize(("text", "rounds"), [("Gemm<transB=1>(x, w)", True), ("MatMul(x, w)", False)])
+def test_large_weights_of_a_float_layer_of_single_rows_are_rounded(normal, monkeypatch, text, rounds):
+    monkeypatch.setattr(weight_only, "LARGE", 1600)
+    net, x = model(f"(float[n,40] x) => (float[n,40] y) {{ y = {text} }}", w=normal(40, 40)), normal(16, 40)
+    table = replace(calibrate(net, [{"x": x}]), keep_float={"y": "int8 costs"})
+    result, report = quantize(net, QuantRecipe(), table)
+    (layer,) = report.operators
+    assert layer.precision == "float" and ("rounded to 8 bits" in layer.reason) == rounds
+    (weight,) = [value.const_value.numpy() for value in result.graph.initializers.values()]
+    scale = np.abs(weight).max(axis=1, keepdims=True) / 127
+    assert np.array_equal(np.rint(weight / scale) * scale, weight) == rounds
+    np.testing.assert_allclose(weight, net.graph.initializers["w"].const_value.numpy(), atol=0.03)
 
 
 def test_constants_inside_a_branch_are_folded(normal):
