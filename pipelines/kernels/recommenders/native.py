@@ -19,9 +19,9 @@ class SharedInputs:
     """Inputs that are the same in all samples of a call, as those of a user whose candidates are ranked.
 
     Attributes:
-        ids: Columns of the ids.
-        numbers: Columns of the numbers.
-        scales: Columns of the scales.
+        ids: Positions of columns in the input ids.
+        numbers: Positions of columns in the input numbers.
+        scales: Positions of columns in the input scales.
     """
 
     ids: Sequence[int] = ()

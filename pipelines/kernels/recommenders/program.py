@@ -1,5 +1,8 @@
 """Programs of recommenders: steps on buffers, see `pipelines.kernels.recommenders.steps`.
 
+A sample has three inputs: `ids`, rows of embedding tables; `numbers`, numeric columns; and `scales`, the reciprocals of
+the lengths of lists, which make means of sums of rows.
+
 A buffer holds one vector per sample: "u1" activations after a ReLU, "i2" codes in [-CODES, CODES], where real = code *
 scale, "f4" floats. Scales are known where the program is built; steps hold the resulting factors. Floats are rounded
 after every operation, and NaN is clipped to the lower bound. Sums of floats use sixteen lanes (lane l adds the elements
@@ -28,8 +31,8 @@ class ClickProgram:
     Attributes:
         rows: Number of table rows that the ids of every column select from, 0 for unused columns; int32 [C]. Ids are
             checked once, before any step reads them.
-        numbers: Number M of numbers.
-        means: Number B of scales.
+        numbers: Number M of numeric columns.
+        means: Number B of lists with a mean, each of which has a column of `scales`.
         slots: (kind, width) of every buffer.
         steps: The steps in order.
         outputs: Buffers of the results, of kind "f4".

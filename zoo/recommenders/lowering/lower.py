@@ -64,7 +64,6 @@ Array = NDArray[Any]
 Floats = NDArray[np.float64]
 
 RANGE_SAMPLES = 1024  # rows of a log that show the ranges of columns
-FLOAT = 1e-9  # the finest step of a result that stays float
 
 
 def lower(
