@@ -448,6 +448,8 @@ def _mapped(model: ir.Model) -> ImageProgram | Partition[ImageProgram]:
     from pipelines.kernels.images.mapping.from_graph import image_program
     from pipelines.kernels.images.parts.partition import partition
 
+    if constants := [value.name for value in model.graph.outputs if value.name in model.graph.initializers]:
+        raise RequestError(f"the output {constants[0]} is a constant, which no native step computes")
     try:
         return image_program(model)
     except RequestError as error:

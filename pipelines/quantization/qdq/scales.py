@@ -153,9 +153,11 @@ def weight_qparams(
         Scales, and int8 weights of the shape of `weight`.
 
     Raises:
-        RequestError: The weight holds NaN or infinity.
+        RequestError: The weight holds NaN or infinity, or nothing.
     """
-    if weight.size and not np.isfinite((weight.min(), weight.max())).all():
+    if not weight.size:
+        raise RequestError(f"found a weight of shape {list(weight.shape)}, expected some values; remove its layer")
+    if not np.isfinite((weight.min(), weight.max())).all():
         raise RequestError(
             f"a weight of shape {list(weight.shape)} holds NaN or infinity, expected finite weights; train or export "
             "the model again"

@@ -22,7 +22,7 @@ BREAKS = frozenset(  # elements that separate words
 OPAQUE = frozenset({"code", "kbd", "samp", "var", "pre", "script", "style", "svg", "math"})
 
 _URL = r"(?:(?:https?|ftp)://|www\.)[^\s<>\"'\u3000-\uffff]*[^\s<>\"'.,;:!?()\[\]{}\u3000-\uffff]"
-_MAIL = r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+"
+_MAIL = r"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+"
 _BRACES = r"\{\{[^{}]*\}\}|\$?\{[^\s{}]*\}"
 _PRINTF = r"(?<![\w%])%(?:\(\w+\))?(?:\d+\$)?[-+#0]*\d*(?:\.\d+)?(?:hh?|ll?|[zjtL])?[sdiuxXfFeEgGcp@](?!\w)"
 _UNIT = (

@@ -15,6 +15,7 @@ from pipelines.core.files import unzipped
 from pipelines.engines import catalog
 from pipelines.engines.native import images
 from pipelines.engines.session import BatchError
+from pipelines.graph import io
 from pipelines.kernels import extension
 
 INT8 = Path(zoo.__file__).parent / "weights" / "mobilenet-v1-cifar10" / "int8.onnx"
@@ -57,6 +58,14 @@ def test_a_wrong_batch_and_a_graph_without_a_form_are_refused(tmp_path: Path) ->
     with pytest.raises(RequestError, match=r"the operator image.float \(Cast\) has no native form"):
         catalog.load(half, "native")
     assert "reason" in images.form(half)
+    model = io.load(INT8)
+    weight = next(iter(model.graph.initializers.values()))
+    model.graph.outputs.append(weight)
+    io.save(model, tmp_path / "constant.onnx")
+    assert (
+        images.form(tmp_path / "constant.onnx")["reason"]
+        == f"the output {weight.name} is a constant, which no native step computes"
+    )
     assert images.form(INT8)["steps"]["Convolution"] == 28
 
 

@@ -140,3 +140,5 @@ def test_weights_that_are_not_finite_are_refused(value):
     weight[2, 1] = value
     with pytest.raises(RequestError, match=r"a weight of shape \[4, 3\] holds NaN or infinity"):
         weight_qparams(weight, 0)
+    with pytest.raises(RequestError, match=r"found a weight of shape \[0, 8\], expected some values"):
+        weight_qparams(np.ones((0, 8), np.float32), 1)

@@ -225,3 +225,10 @@ def test_options_that_do_not_exist_are_refused(opened):
         opened("a", tag_handling="json")
     with pytest.raises(RequestError, match="placeholders 'some'; expected auto, all or off"):
         opened("a", placeholders="some")
+
+
+def test_addresses_are_searched_once_in_a_text_without_blanks():
+    """From every character on, a text of 100,000 letters took minutes."""
+    for pattern in (PLACEHOLDERS["auto"], PLACEHOLDERS["all"]):
+        assert pattern is not None and pattern.search("a" * 300_000) is None
+        assert pattern.findall("See a.b+c@example.com (me@x.de), no@, @x.de.") == ["a.b+c@example.com", "me@x.de"]
