@@ -12,7 +12,7 @@ from pipelines.models.npz import rows_of, scales_of, write_npz
 from pipelines.models.record import SCALES
 from pipelines.quantization.calibration.table import CalibrationTable
 
-ROOM = 1.25  # so many times as wide becomes a range that an earlier one does not hold
+ROOM = 1.25  # factor by which a range grows that an earlier one does not hold
 TABLE, GRAPH = "calibration.json", "rewritten.onnx"
 
 

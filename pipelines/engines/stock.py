@@ -105,7 +105,7 @@ def open_session(
         raise RequestError(f"no model file at {path}")
     require_precision(precision, engine)
     if engine == OpenVinoSession.engine and model is None and Path(path).is_symlink():  # as in the cache of a hub
-        from pipelines.graph import tensor_sizes  # which imports onnx
+        from pipelines.graph import tensor_sizes  # imports onnx
 
         model = tensor_sizes.without_links(Path(path))
     if precision == BF16:

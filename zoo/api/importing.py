@@ -74,7 +74,8 @@ def import_model(
     with _understood(path):
         chosen = {name: value for name, value in options.items() if value}
         suitable = [candidate for candidate in importers if format or chosen.keys() <= set(candidate[1].options)]
-        others = [candidate for candidate in importers if candidate not in suitable]  # whose options are named below
+        # the error below names their options
+        others = [candidate for candidate in importers if candidate not in suitable]
         entry, importer, recognized = _recognized(path, format, [*suitable, *others])
     require_options(entry.name, chosen, importer.options)
     if path.is_dir() and target.resolve() == path.resolve():

@@ -221,7 +221,8 @@ def open_part(pipeline: Pipeline, part: Part) -> Iterator[Any]:
         RequestError: The file cannot be read, or all images of the part are missing.
     """
     with tempfile.TemporaryDirectory(prefix="zoo-part-") as folder:
-        partitions = [name for name in Path(part.place).parts[:-1] if "=" in name]  # whose names are columns of logs
+        # folders NAME=VALUE, which are columns of logs
+        partitions = [name for name in Path(part.place).parts[:-1] if "=" in name]
         local = Path(folder, *partitions, Path(part.place).name)
         local.parent.mkdir(parents=True, exist_ok=True)
         if part.kind == "files":

@@ -133,7 +133,7 @@ class LogPipeline(ClickPipeline):
             return None
         first = stream.readline()
         log = open_log(io.BytesIO(first))
-        if log.kind == "jsonl":  # whose columns are the keys of its first lines
+        if log.kind == "jsonl":  # its columns are the keys of its first lines
             return open_log(io.BytesIO(first + b"".join(itertools.islice(stream, HEAD - 1))))
         return None if log.header else log
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from pipelines.core.errors import RequestError
 from zoo.training.settings import BELOW_1, FROM_0, ROWS, SEED, SHARE, Range, require_settings
 
-NEW_IDS = ("unknown", "similar")  # what rows of new ids start from
+NEW_IDS = ("unknown", "similar")  # initial values of the rows of new ids
 FINETUNE_RATE = 0.1  # of the learning rate of a training from random weights
 HELD_OUT = 0.15  # of the rows of a fine-tuning, which may be fewer than training from scratch holds out
 RANGES = {

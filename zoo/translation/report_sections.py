@@ -24,7 +24,7 @@ BENCHMARKS = ROOT / "docs" / "benchmarks.md"
 PEERS = ROOT / "scripts" / "peers" / "reports"
 OVERVIEW = "sentences/s from text to text"
 OURS = ("zoo-native", "zoo-int8")  # their speed-up over the other engines is shown
-LISTED = "zoo-shortlist"  # as is the speed-up of this engine, where it was timed
+LISTED = "zoo-shortlist"  # engine whose speed-up is listed where it was timed
 ENGINES = """Same weights and sentences, one thread and core, interleaved, medians of CPU time, by
 `scripts/peers/translation/translation.py`. The last columns are the speed-up of this project's engines.
 

@@ -14,7 +14,7 @@ from pipelines.kernels.arrays import Array, require
 DOMAIN = "int8.zoo"
 COLUMNS = 64  # table rows are padded to whole cache lines
 ZERO = 128  # the zero point of a table: value = uint8 - 128
-FIELDS = 32767 // 127  # so many int8 rows an int16 holds the sum of
+FIELDS = 32767 // 127  # number of int8 rows whose sum fits int16
 
 
 def exact_product(x: NDArray[Any], weight: NDArray[Any]) -> NDArray[np.int64]:

@@ -168,7 +168,7 @@ class _Actors:
     def _start(self) -> None:
         actor = self.created.popleft() if self.created else self.actor_type.remote()
         arguments, options = self.opening
-        self._busy[actor.open.remote(arguments, options)] = actor, START  # which may have to wait for a node
+        self._busy[actor.open.remote(arguments, options)] = actor, START  # may have to wait for a node
 
     def _count_loss(self, number: int, error: Exception) -> None:
         """Counts an actor that was lost with its part, or START; raises ZooError after `MAX_FAILURES`."""

@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 
 BLOCK = 8192  # table rows multiplied at once, in float64
 FINEST = 1 / 64  # table scales below this part of a layer's scale gain nothing
-MOST = 2**31 * 0.99  # what sums of weights may reach, so that rounding them does not overflow
+MOST = 2**31 * 0.99  # limit of sums of weights, so that rounding them does not overflow
 
 
 @dataclass(frozen=True, eq=False)

@@ -141,8 +141,8 @@ class LoweringPlan:
         self.decisions: dict[str, Decision] = {}
         self.groups: dict[tuple[int, ...], LayerGroup] = {}
         self.forms: dict[Expression, set[str]] = {}  # how a layer's result is read: "u1", "s1", "i2", "f4", "piece"
-        self.raw: dict[Field, None] = {}  # whose codes are needed, in order
-        self.direct: dict[Field, None] = {}  # whose rows are bytes that one group of layers reads
+        self.raw: dict[Field, None] = {}  # fields whose codes are needed, in order
+        self.direct: dict[Field, None] = {}  # fields whose rows are bytes that one group of layers reads
         self.summed: dict[Field, None] = {}  # terms of logits
         self.even: dict[Expression, None] = {}  # vectors whose codes share one scale
         self.pieces: dict[Expression, None] = {}  # computed vectors that stand among the codes
@@ -430,7 +430,7 @@ class LoweringPlan:
                 return most
             observed = self.table.tensors.get(x.value)
             seen = np.inf if observed is None else HEADROOM * max(-observed.low, observed.high)
-            if x.pool == "max":  # what fills a list up may lie far below all items
+            if x.pool == "max":  # the padding of a list may lie far below all items
                 return min(seen, most)
             return max(most, min(seen, most * x.count))
         if isinstance(x, Numbers) and not x.value:

@@ -71,7 +71,7 @@ class WideDeep(LazyModule):
             layers = [module for module in self.deep if isinstance(module, nn.Linear)]
             for layer, following in itertools.pairwise(layers):
                 x = torch.relu(layer(x))
-                active = (x > x.max() / 512).float().mean(0)  # what does not round to zero in 8 bits
+                active = (x > x.max() / 512).float().mean(0)  # values that 8 bits do not round to zero
                 order = torch.argsort(-active, stable=True)
                 layer.weight.copy_(layer.weight[order])
                 layer.bias.copy_(layer.bias[order])

@@ -73,7 +73,7 @@ class Fitting:
             trainer = self.search(state, split)
             if not self.config.refit:
                 return trainer
-            del trainer, state["best_weights"]  # all rows train new weights
+            del trainer, state["best_weights"]  # new weights are trained on all rows
             state["winner"].pop("weights")
             state |= {"phase": "refit", "epoch": 0, "trainer": None}
         return self.fit(state, len(self.store), state["winner"]["epoch"], state["winner"]["l2"])
@@ -155,7 +155,7 @@ class Fitting:
 
     def _keep(self, trainer: Trainer, name: str) -> str:
         """Writes the averaged weights beside the checkpoint, where the final model can be theirs; returns the name."""
-        if self.config.refit:  # which trains new weights
+        if self.config.refit:  # the final weights are trained anew
             return ""
         if trainer.group.rank == 0:
             path = (self.output / STATE).with_name(name)

@@ -57,7 +57,8 @@ def with_vocabularies(features: Features, data: Any, counts: Sequence[Ids], min_
                 if fields[name].is_list:
                     texts, _ = fields[name].split(texts)
                 values = texts.value_counts()
-                often = seen[name][_buckets(values.field(0), fields[name])] >= min_count  # others cannot be
+                # only buckets of frequent values can be
+                often = seen[name][_buckets(values.field(0), fields[name])] >= min_count
                 kept = values.filter(pa.array(often))
                 occurrences[name].update(dict(zip(kept.field(0).to_pylist(), kept.field(1).to_pylist(), strict=True)))
 

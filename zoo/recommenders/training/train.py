@@ -105,7 +105,7 @@ def train(
             config = qat.for_qat(config, start.folder, group.count)
             quantization = qat.fake_quantization(start_from, features)
         store = RowStore(features, data, on_error, output)
-        if not start_from:  # whose columns were chosen by another log
+        if not start_from:  # with `start_from`, another log chose the columns
             store.require_values(features, data)
         run = {"config": to_plain(config), "data": store.digest, "start": start.digest()}
         split = store.split(config.held_out)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 VOCABULARY = "vocabulary.model"
 MAX_VOCABULARY_SENTENCES = 1_000_000  # of the sample that a vocabulary is learned from
-MANY_TEXTS = 64  # that are encoded in one call
+MANY_TEXTS = 64  # texts that are encoded in one call
 MIN_BYTE_VOCABULARY = 1024  # pieces of the smallest vocabulary with byte fallback, which takes 256 of them
 
 # ------------------------------------------------------------------------------------------------------------ cleaning

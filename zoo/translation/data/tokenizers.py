@@ -32,7 +32,7 @@ def open_sentencepiece(content: bytes, name: str | Path) -> SentencePieceProcess
     import sentencepiece
 
     again = "train, download or import the model again"
-    if not content:  # which sentencepiece takes for a model that is set later
+    if not content:  # sentencepiece expects a later model then, and raises no error
         raise RequestError(f"{name} is no vocabulary of sentencepiece: it is empty; {again}")
     try:
         model = sentencepiece.SentencePieceProcessor(model_proto=content)

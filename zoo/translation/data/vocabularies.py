@@ -19,7 +19,7 @@ from zoo.translation.data.tokenizers import TOKENIZERS
 from zoo.translation.data.tokens import END, UNKNOWN, Tokens
 
 PIECES = "pieces.json"  # {"source": [text of every token], "target": the same, where it is another vocabulary}
-SOURCE, TARGET = "source", "target"  # what stands for the token of a language in `Framing`
+SOURCE, TARGET = "source", "target"  # placeholders for the token of a language in `Framing`
 
 
 @dataclass(frozen=True)

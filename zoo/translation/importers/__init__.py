@@ -137,7 +137,7 @@ def _ranges(graph: Any, magnitudes: Mapping[str, float]) -> dict[str, float]:
     for node in graph.graph:
         if node.op_type == "MatMul":
             x, weight = node.inputs
-            table = weight.producer()  # that of the embeddings, transposed, makes the logits
+            table = weight.producer()  # logits are made by the transposed table of embeddings
             name = (table.inputs[0] if table is not None and table.op_type == "Transpose" else weight).name
             if magnitude := magnitudes.get(name, 0.0):
                 ranges[x.name] = max(ranges.get(x.name, 0.0), magnitude)

@@ -72,7 +72,7 @@ class _Reader(VocabularyFolder):
         sound = not self.faults
         nothing = Vocabulary("sentencepiece", [], {}, -1, "", set(), {})
         vocabulary, tensors = self._try_read("its vocabulary", self._vocabulary, nothing), self._weights()
-        if vocabulary.kind == "moses" and not has_moses():  # which running on text needs, too
+        if vocabulary.kind == "moses" and not has_moses():  # running on text needs sacremoses, too
             self.faults.append(str(not_installed("its text", "sacremoses", "int8-zoo[moses]")))
         end, start = self._token("eos_token_id"), self._start(vocabulary)
         tables = self._tables(tensors, model_config) if tensors and sound else None

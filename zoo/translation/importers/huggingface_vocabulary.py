@@ -219,7 +219,7 @@ class VocabularyFolder(Folder):
         if kind.startswith("PLBart"):
             languages = str(self.tokenizer.get("language_codes") or "base")
             codes = [f"__{code}__" for code in PLBART.get(languages, "").split()]
-            pieces += [None] if languages == "multi" else []  # which has no mask
+            pieces += [None] if languages == "multi" else []  # the multilingual model has no mask token
         if not codes and kind.startswith("MBart"):
             codes = (MBART50 if self.tokenizer.get("tokenizer_class") == "MBart50Tokenizer" else MBART).split()
         if not codes:
@@ -460,7 +460,7 @@ class Vocabulary:
                 )
                 raise RequestError(f"found --{side}-language {name}; {expected}")
         prefixed = self.prefixed
-        if prefixed and not chosen[TARGET] and rules.prefix:  # which is a language, or what all translations begin with
+        if prefixed and not chosen[TARGET] and rules.prefix:  # a language, or tokens that all translations begin with
             chosen[TARGET] = next((name for name, token in language_tokens.items() if (token,) == rules.prefix), "")
             prefixed = bool(chosen[TARGET])
         pieces = source.pieces(self.source)

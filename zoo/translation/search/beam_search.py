@@ -214,7 +214,8 @@ class _Search:
             score = (total[i, k] - self.rules.word_penalty * counted) / counted**self.length_penalty
             self.finished[self.active[i]].append(Hypothesis(hypothesis, float(score)))
         self.best_ended |= ended[:, 0]
-        kept = np.argsort(ended, axis=1, kind="stable")[:, : self.beam]  # that go on; a beam ends in one way only
+        # candidates that continue; a beam has one that ends at most
+        kept = np.argsort(ended, axis=1, kind="stable")[:, : self.beam]
         best_running = np.take_along_axis(total, kept[:, :1], 1)[:, 0]  # the scores of the likeliest of them
         best_running[list(complete)] = list(complete.values())
         left = np.flatnonzero(~(self._last | self._done(best_running, list(complete))))

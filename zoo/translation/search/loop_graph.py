@@ -82,7 +82,7 @@ def search(model: IncrementalModel, end: int = END, banned: Sequence[int] = ()) 
     }
     outer = {
         "beam": beam,
-        # so many candidates that 2 * beam are left without the banned ones
+        # candidates of a step: 2 * beam without the banned ones
         "width": main("Add", main("Mul", beam, 2, dtype=INT64), len(banned), dtype=INT64),
         "sentences": count,
         "enough": main("Where", main("Equal", penalty, 0.0, dtype=BOOL), best, beam, dtype=INT64),

@@ -30,7 +30,7 @@ MAGIC = 0xF11A48D5013417F5  # first bytes of a binary shortlist
 HEADER = struct.Struct("<6Q")  # magic, checksum, first, best, offsets, targets
 MULTIPLE = 8  # the size of a list is a multiple, for Marian's kernels
 MAX_PAIRS = 50_000  # maximum number of pairs that a shortlist is learned from
-MISS_RATE = 500  # at most one in so many tokens is missing in its list
+MISS_RATE = 500  # one token in `MISS_RATE` at most is missing in its list
 GOLDEN, WHOLE = 0x9E3779B9, (1 << 64) - 1
 
 Integers = NDArray[np.int64]

@@ -154,7 +154,7 @@ def row_normalization(node: ir.Node, x: ir.Value, units: int) -> tuple[float, fl
     factors = squares.inputs[: 1 if squares.op_type == "Pow" else 2]
     if not _over_units(total) or not all(_is_deviation(factor, x) for factor in factors):
         raise NoMatch
-    count = units if total.op_type == "ReduceSum" else 1  # so many variances
+    count = units if total.op_type == "ReduceSum" else 1  # number of variances in the sum
     return count**-0.5, (after + before * count) / count
 
 

@@ -97,7 +97,7 @@ def _frozen(folder: Path) -> GraphDef:
     from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
     try:
-        loaded = tf.saved_model.load(str(folder))  # which holds its variables
+        loaded = tf.saved_model.load(str(folder))  # variables exist as long as this object
         signatures = loaded.signatures
         preferred = [name for name in ("serving_default", "predict") if name in signatures] or list(signatures)
         if not preferred:

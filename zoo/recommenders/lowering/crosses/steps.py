@@ -24,7 +24,7 @@ Floats = NDArray[np.float64]
 
 LEAST = 1 / 8  # of the largest range of a vector's columns that every column has at least
 GROWTH = 1.25  # states reach so many times what samples show, beyond the room that x_0 has
-FINE_PART = 4  # at most one in so many columns stays a code in a form of bytes
+FINE_PART = 4  # one column in `FINE_PART` at most stays a code in a form of bytes
 LESS = 4  # the noise must fall to this part for a vector to stay a code
 SEEN = 16  # codes of x_0 from which samples show by how much a column grows
 

@@ -101,7 +101,7 @@ def _permuted(x: FieldTensor, picks: Array) -> FieldTensor | None:
     if len(x.axes) != 2 or x.axes[0] != ("n",) or picks.size != _size(x.axes[1], x.sizes):
         return None
     names, layouts = x.axes[1], [(x.axes[1], dict(x.sizes))]
-    if "m" in names:  # whose heads are not known yet
+    if "m" in names:  # an axis of heads and columns, whose number of heads is unknown so far
         index, columns = names.index("m"), x.sizes["m"]
         split = (*names[:index], "h", "c", *names[index + 1 :])
         layouts += [
