@@ -121,7 +121,7 @@ void Network::step_of_samples(int64_t out, const std::vector<int64_t> &reads, in
     }
     int64_t bytes = out < 0 ? 0 : layout(out).bytes();
     for (int64_t x : reads) bytes += layout(x).bytes();
-    const bool together = weights ? weights > bytes : !steps_.empty() && steps_.back().together;
+    const bool together = weights ? weights > 2 * bytes : !steps_.empty() && steps_.back().together;
     steps_.push_back({rows, out, weights, together, std::move(compute)});
 }
 

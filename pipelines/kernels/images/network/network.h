@@ -184,7 +184,7 @@ class Network {
     using Compute = std::function<void(const Sample *samples, int64_t n, int64_t begin, int64_t end)>;
     struct Step {
         int64_t rows, out, weights;
-        bool together;  // of several samples at once: it reads more weights than pixels
+        bool together;  // of several samples at once: it reads twice as many weights as pixels
         Compute compute;
         bool by_row = false;  // its row y depends on rows y alone
         size_t end = 0;       // behind the last of the steps through which `block` rows pass before the next ones
