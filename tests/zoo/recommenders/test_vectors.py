@@ -140,3 +140,14 @@ def test_families_train_and_run_on_vectors(family, tmp_path, caches):
     ranked = engines[0].rank(user, [items, {**items, "item_vector": VECTORS[0]}])
     full = engines[0]([{**user, **items}, {**user, **items, "item_vector": VECTORS[0]}])
     assert sorted(row["probability"] for row in ranked) == sorted(row["probability"] for row in full)
+
+
+@pytest.mark.slow
+def test_one_category_alone_runs_in_native_kernels_and_is_finetuned(tmp_path, caches):
+    """No pair of embeddings has a product."""
+    pytest.importorskip("torch", reason="needs the train extra")
+    log, settings = table().drop_columns(["user_id"]), {"embedding_size": "4", "hidden": "8", "epochs": "1"}
+    zoo.train("deepfm", log, tmp_path / "model", settings=settings | {"l2_embeddings": "10"})
+    zoo.finetune(tmp_path / "model", log, tmp_path / "tuned", settings={"epochs": "1"})
+    zoo.build(tmp_path / "tuned")
+    assert len(zoo.pipeline(tmp_path / "tuned", engine="native")(log.to_pylist()[:9])) == 9

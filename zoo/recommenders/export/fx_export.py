@@ -153,6 +153,9 @@ class RecommenderWriter(FieldWriter):
                 return self.add("Concat", self._vectors(module, path), path, axis=1)
             case "FirstOrder":
                 return self.add("Sum", self._vectors(module, path), path)
+            case "FactorizationMachine" if module.fields < 2:  # no pair: zeros, as a layer that every engine knows
+                zeros = self.weight(f"{path}.none", np.zeros((module.size, 1), np.float32))
+                return self.add("MatMul", [inputs[0], zeros], path)
             case "FactorizationMachine":
                 e = self._vectors_apart(inputs[0], module.fields, module.size, path)
                 total = self._sum(e, f"{path}.total", 1, keepdims=0)
