@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -157,61 +158,69 @@ def benchmark(model: str, others: tuple[str, ...], as_json: bool, **options: Any
         refuse("requires a zoo model; an .onnx file is timed as it is", "precisions")
     report = api.benchmark(model, others, **options)
 
-    def show_files() -> None:
-        rows = []
-        for run in report["results"]:
-            figures = [run["engine"], run["precision"], str(run["batch_size"]), f"{run['latency_ms']['p50']:.3f}"]
-            figures += [f"{run['latency_ms']['p95']:.3f}", f"{run['samples_per_second']:,.1f}"]
-            rows.append([*figures, number(run["speedup"], 2), f"{run['bytes'] / 1e6:.2f}", f"{run['memory_mb']:.0f}"])
-        speedup = f"vs {report['model']}"
-        table(["engine", "file", "batch", "p50 ms", "p95 ms", "samples/s", speedup, "file MB", "peak MB"], rows)
-        left_out(report)
-        click.echo(f"{report['environment']['cpu']}, {options['threads']} thread(s) per instance")
+    show = _show_timings if options["scenario"] is None else _show_scenario
+    if any("speedup" in run for run in report["results"]):
+        show = _show_files
+    emit(report, as_json, lambda: show(report, options))
 
-    def show_scenario() -> None:
-        columns = [
-            "engine",
-            "precision",
-            "top-1",
-            "top-5",
-            "mean ms",
-            "p50",
-            "p90",
-            "p99",
-            "decode / pre / model / post ms",
+
+def _show_files(report: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Prints the timings of ONNX files."""
+    rows = []
+    for run in report["results"]:
+        figures = [run["engine"], run["precision"], str(run["batch_size"]), f"{run['latency_ms']['p50']:.3f}"]
+        figures += [f"{run['latency_ms']['p95']:.3f}", f"{run['samples_per_second']:,.1f}"]
+        rows.append([*figures, number(run["speedup"], 2), f"{run['bytes'] / 1e6:.2f}", f"{run['memory_mb']:.0f}"])
+    speedup = f"vs {report['model']}"
+    table(["engine", "file", "batch", "p50 ms", "p95 ms", "samples/s", speedup, "file MB", "peak MB"], rows)
+    left_out(report)
+    click.echo(f"{report['environment']['cpu']}, {options['threads']} thread(s) per instance")
+
+
+def _show_scenario(report: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Prints the timings of a scenario, from image file to label."""
+    columns = [
+        "engine",
+        "precision",
+        "top-1",
+        "top-5",
+        "mean ms",
+        "p50",
+        "p90",
+        "p99",
+        "decode / pre / model / post ms",
+    ]
+    rows = []
+    for run in report["results"]:
+        latency, split, offline = run.get("latency_ms", {}), run.get("split_ms", {}), run["offline"]
+        rows.append([run["engine"], run["precision"], *(percent(run.get(key)) for key in ("top1", "top5"))])
+        rows[-1] += [number(latency.get(key), 3) for key in ("mean", "p50", "p90", "p99")]
+        rows[-1] += [" / ".join(f"{ms:.3f}" for ms in split.values())]
+        rows[-1] += [f"{offline['images_per_second']:,.1f}", str(offline["batch_size"]), f"{run['memory_mb']:.0f}"]
+        rows[-1] += [number(run.get("cost_per_million"), 2)]
+    table([*columns, "images/s", "batch", "MB", "cost of 1M"], rows)
+    where = f"{report['images']:,} images timed, {report['samples']:,} evaluated"
+    click.echo(f"{where}; {report['environment']['cpu']}, {options['threads']} thread(s) for the model")
+
+
+def _show_timings(report: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Prints the timings of a zoo model."""
+    split = "pre / model / post ms" if options["instances"] == 1 else "model ms"
+    columns = ["engine", "precision", "batch", "inst.", "samples/s", "p50 ms", "p95 ms", "p99 ms", split, "MB"]
+    rows = [
+        [
+            run["engine"],
+            run["precision"],
+            str(run["batch_size"]),
+            str(run["instances"]),
+            f"{run['samples_per_second']:,.0f}",
         ]
-        rows = []
-        for run in report["results"]:
-            latency, split, offline = run.get("latency_ms", {}), run.get("split_ms", {}), run["offline"]
-            rows.append([run["engine"], run["precision"], *(percent(run.get(key)) for key in ("top1", "top5"))])
-            rows[-1] += [number(latency.get(key), 3) for key in ("mean", "p50", "p90", "p99")]
-            rows[-1] += [" / ".join(f"{ms:.3f}" for ms in split.values())]
-            rows[-1] += [f"{offline['images_per_second']:,.1f}", str(offline["batch_size"]), f"{run['memory_mb']:.0f}"]
-            rows[-1] += [number(run.get("cost_per_million"), 2)]
-        table([*columns, "images/s", "batch", "MB", "cost of 1M"], rows)
-        where = f"{report['images']:,} images timed, {report['samples']:,} evaluated"
-        click.echo(f"{where}; {report['environment']['cpu']}, {options['threads']} thread(s) for the model")
-
-    def show() -> None:
-        split = "pre / model / post ms" if options["instances"] == 1 else "model ms"
-        columns = ["engine", "precision", "batch", "inst.", "samples/s", "p50 ms", "p95 ms", "p99 ms", split, "MB"]
-        rows = [
-            [
-                run["engine"],
-                run["precision"],
-                str(run["batch_size"]),
-                str(run["instances"]),
-                f"{run['samples_per_second']:,.0f}",
-            ]
-            + [f"{run['latency_ms'][key]:.3f}" for key in ("p50", "p95", "p99")]
-            + [" / ".join(f"{ms:.3f}" for ms in run["split_ms"].values()), f"{run['memory_mb']:.0f}"]
-            for run in report["results"]
-        ]
-        table(columns, rows)
-        click.echo(f"{report['environment']['cpu']}, {options['threads']} thread(s) per instance")
-
-    files = any("speedup" in run for run in report["results"])
-    emit(report, as_json, show_files if files else show if options["scenario"] is None else show_scenario)
+        + [f"{run['latency_ms'][key]:.3f}" for key in ("p50", "p95", "p99")]
+        + [" / ".join(f"{ms:.3f}" for ms in run["split_ms"].values()), f"{run['memory_mb']:.0f}"]
+        for run in report["results"]
+    ]
+    table(columns, rows)
+    click.echo(f"{report['environment']['cpu']}, {options['threads']} thread(s) per instance")
 
 
 @click.command()

@@ -19,7 +19,7 @@ from zoo.recommenders.data.features import Features
 Array = NDArray[Any]
 FLOAT = ir.DataType.FLOAT
 OPSET = 18
-TINY = 1e-6  # added to a count of items, so that no sum is divided by 0
+TINY = 1e-6  # largest addend of a count of items that only keeps it from being 0
 OF_CODES: dict[str, Callable[..., Array]] = {  # operators between the tables and the ids
     **{"Not": np.logical_not, "And": np.logical_and, "Or": np.logical_or, "Equal": np.equal},
     **{"Greater": np.greater, "GreaterOrEqual": np.greater_equal, "Less": np.less, "LessOrEqual": np.less_equal},

@@ -57,7 +57,7 @@ def with_vocabularies(features: Features, data: Any, counts: Sequence[Ids], min_
                 if fields[name].is_list:
                     texts, _ = fields[name].split(texts)
                 values = texts.value_counts()
-                # only buckets of frequent values can be
+                # values of other buckets cannot have `min_count` occurrences
                 often = seen[name][_buckets(values.field(0), fields[name])] >= min_count
                 kept = values.filter(pa.array(often))
                 occurrences[name].update(dict(zip(kept.field(0).to_pylist(), kept.field(1).to_pylist(), strict=True)))
