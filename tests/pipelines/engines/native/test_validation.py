@@ -198,7 +198,7 @@ def test_a_text_encoder_that_is_wrong_for_long_texts_is_noticed(tmp_path, monkey
 
     text_models.write(tmp_path / "theirs", max_position_embeddings=512)
     zoo.import_model(tmp_path / "theirs", tmp_path / "ours")
-    zoo.calibrate(tmp_path / "ours", samples=8)
+    zoo.calibrate(tmp_path / "ours")
     requests = []
     monkeypatch.setattr(child, "probe", requests.append)
     zoo.pipeline(tmp_path / "ours", engine="native")(["the cat"])
