@@ -116,7 +116,7 @@ class Features(Encoding):
 
         Args:
             source: One source or a list of sources, see `open_logs`; without a header, see `line_reader.read_lines`.
-            on_error: "raise", or "skip" to leave out faulty rows. Faulty rows have another number of columns a
+            on_error: "raise", or "skip" to leave out faulty rows. Faulty rows have another number of columns, a
                 vector of another width than in the schema or, with `labelled`, a label other than 0 and 1 or a negative
                 weight.
             errors: Counts the rows left out by "skip", and ids that are no row of their table.

@@ -54,9 +54,7 @@ def infer(
     logs = [log] if isinstance(log, Log) else list(log)
     path = f"{logs[0].path}" + (f" and {len(logs) - 1} more" if len(logs) > 1 else "")
     ignored = [name for name, kind in kinds.items() if kind == "ignored"]
-    rules = label_rules(
-        (label,) if isinstance(label, str) else label or (), {name for log in logs for name in log.columns}
-    )
+    rules = label_rules(label, {name for log in logs for name in log.columns})
     requested = tuple(rules)
     seen, lacking, leaks, rows = _survey(logs, skip, rules, ignored=ignored)
     unread = {name: kind for log in logs for name, kind in log.unread if name not in seen}

@@ -439,15 +439,16 @@ def _input_of_columns(
         nodes.append(edit.node(op, operands, f"columns.{op.lower()}", dtype=dtype, taken=taken, **more))
         return nodes[-1].outputs[0]
 
-    kind, parts = ir.DataType.from_numpy(origin.dtype), []
+    kind, parts, known = ir.DataType.from_numpy(origin.dtype), [], dict[int, ir.Value]()
     for is_id, column in zip(origin.ids.ravel(), origin.columns.ravel(), strict=True):
         index = edit.initializer(main, "columns.at", np.array([column]), taken)
         source = inputs["ids" if is_id else "numbers"]
         part = node("Gather", [source, index], source.dtype or kind, axis=1)
         field = next((e for e in features.fields if is_id and e.start <= column < e.start + e.width), None)
         if field is not None and field.last:  # the ranker knows no missing values
-            codes = edit.initializer(main, "columns.known", known_ids(field)[:, 0], taken)
-            part = node("Gather", [codes, part], ir.DataType.INT64)
+            if field.start not in known:  # one for all items of a list
+                known[field.start] = edit.initializer(main, "columns.known", known_ids(field)[:, 0], taken)
+            part = node("Gather", [known[field.start], part], ir.DataType.INT64)
         parts.append(node("Cast", [part], kind, to=int(kind)))
     joined = parts[0] if len(parts) == 1 else node("Concat", list(parts), kind, axis=1)
     if not origin.columns.shape:

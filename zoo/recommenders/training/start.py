@@ -163,7 +163,7 @@ def _schema(
     source = criteo.schema(data, on_error=on_error) if criteo.is_built_in(schema) else schema
     log_schema = source if isinstance(source, Schema) else load_schema(source, data, on_error)
     names = [column.name for column in log_schema.columns]
-    rules = label_rules((label,) if isinstance(label, str) else label or (), names)
+    rules = label_rules(label, names)
     if not rules:
         return log_schema
     if unknown := [name for name in rules if name not in names]:

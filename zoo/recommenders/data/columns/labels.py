@@ -25,11 +25,11 @@ DECIDED = 10  # rows of the value that show it, and of the column, at least
 MOST = 3  # values of a column that is compared: two, and missing
 
 
-def label_rules(labels: Iterable[str], columns: Collection[str]) -> dict[str, dict[str, Any]]:
+def label_rules(labels: str | Iterable[str] | None, columns: Collection[str]) -> dict[str, dict[str, Any]]:
     """Reads labels as they are typed: a column, "rating>=4" or "event=buy,cart".
 
     Args:
-        labels: The labels.
+        labels: One label or several; None: none.
         columns: Columns of the log; the name of one is never split.
 
     Returns:
@@ -39,7 +39,7 @@ def label_rules(labels: Iterable[str], columns: Collection[str]) -> dict[str, di
         RequestError: A column stands there twice, or a number is missing.
     """
     rules: dict[str, dict[str, Any]] = {}
-    for text in labels:
+    for text in (labels,) if isinstance(labels, str) else labels or ():
         name, sign, value = (text, "", "") if text in columns else _SIGN.match(text).groups("")  # type: ignore[union-attr]
         if name in rules:
             raise RequestError(f"found the label {name} twice, expected every label once; leave one of them out")

@@ -34,6 +34,7 @@ ZONES = (  # as databases write them (BigQuery, Postgres), and as ISO 8601 has t
     (r" ?([+-]\d\d)", r"\3:00"),
     (r" ([+-]\d\d:?\d\d)", r"\3"),
 )
+ENDS = r"(UTC|GMT|Z|[+-]\d\d:?(\d\d)?)$"  # of texts that one of `ZONES` matches
 FIRST_HOUR = 7_010_100  # the smallest yymmddhh that is one under any name: that of 2007
 
 
@@ -117,7 +118,7 @@ def seconds_since_1970(texts: pa.Array, unit: str) -> NDArray[np.float64]:
     if unit != "text":
         return np.nan_to_num(seconds(parse_floats(texts), unit), nan=-np.inf)
     texts = pc.replace_substring_regex(texts, r"(:\d\d\.\d{6})\d{1,3}", r"\1")  # nanoseconds, as Arrow writes them
-    for written, zone in ZONES:
+    for written, zone in ZONES if pc.any(pc.match_substring_regex(texts, ENDS)).as_py() else ():
         texts = pc.replace_substring_regex(texts, rf"(:\d\d(\.\d+)?){written}$", rf"\1{zone}")
     time = r"([01]\d|2[0-3]):[0-5]\d"
     is_time = pc.match_substring_regex(
