@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -31,6 +31,7 @@ TURN_SECONDS = 0.5
 LEAST_CALLS = 3  # of a turn
 
 Advance = Callable[[float], None]  # of a progress bar
+Key = TypeVar("Key")
 
 
 # ------------------------------------------------------------------------------------------------------------- options
@@ -328,14 +329,14 @@ def leave_out(name: str, left_out: dict[str, str], fatal: tuple[type[Exception],
 
 
 def in_turn(
-    calls: Mapping[str, Callable[[], Any]], rounds: int, clock: Callable[[], float] = time.process_time
-) -> dict[str, list[float]]:
+    calls: Mapping[Key, Callable[[], Any]], rounds: int, clock: Callable[[], float] = time.process_time
+) -> dict[Key, list[float]]:
     """Times calls in turn within this process: a turn of `TURN_SECONDS` each in every round.
 
     Returns:
-        Milliseconds a call by `clock`, one number a round, of every name.
+        Milliseconds a call by `clock`, one number a round, of every call.
     """
-    times: dict[str, list[float]] = {name: [] for name in calls}
+    times: dict[Key, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         call()
     gc.disable()

@@ -8,10 +8,11 @@ Reported of each: SQNR of all outputs against the float file's in onnxruntime, i
 time, in all engines, which open the files as they are (shapes stay dynamic); the agreement of the first output, see
 `agreement`; size; CPU seconds and peak memory of the quantization in a process of its own, on one core. Then all files
 of a model are timed on test samples in each engine, in turn, on one thread and one core; in this project's native
-kernels those that have such a form. "openvino" computes float operators in float32; "openvino-default", on CPUs with
-bfloat16, in that, as OpenVINO does by default. --batch names the numbers of samples; files that fix another number
-have no such times. Each engine also opens all files in new processes, see `opening`. A setting that fails is left out,
-with its error. Needs the `peers` extra.
+kernels those that have such a form. OpenVINO gets the shapes of the batch, as static shapes are faster. "openvino"
+computes float operators in float32; "openvino-default", on CPUs with bfloat16, in that, as OpenVINO does by default.
+--batch names the numbers of samples; files that fix another number have such times in OpenVINO alone. Each engine also
+opens all files in new processes, see `opening`. A setting that fails is left out, with its error. Needs the `peers`
+extra.
 """
 
 from __future__ import annotations
@@ -219,7 +220,9 @@ def compare(
 
     def timed(size: int) -> dict[str, Any]:
         batch = batch_of(tested, size)
-        times = processes.in_process(settings.time_files, files, settings.engines_of(), batch, rounds, cores=core)
+        shapes = {name: array.shape for name, array in batch.items()}
+        engines = settings.engines_of()
+        times = processes.in_process(settings.time_files, files, engines, batch, rounds, shapes, cores=core)
         return harness.medians(times)
 
     times = [timed(size) if rounds else {} for size in sizes]

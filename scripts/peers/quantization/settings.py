@@ -181,10 +181,12 @@ def engines_of(path: Path | None = None) -> list[str]:
 def time_files(
     paths: Mapping[str, Path], engines: Sequence[str], batch: Batch, rounds: int, shapes: Any = None
 ) -> dict[str, dict[str, list[float]]]:
-    """Times files in turn on one thread: {engine: {setting: milliseconds, one number a round}}."""
-    times = {}
+    """Times the files in all engines in turn on one thread: {engine: {setting: milliseconds, one number a round}}.
+
+    `shapes` are OpenVINO's: one shape, or by name of input; without any, OpenVINO takes those of the file.
+    """
+    calls: dict[tuple[str, str], Callable[[], Any]] = {}
     for engine in engines:
-        calls: dict[str, Callable[[], Any]] = {}
         for name, path in paths.items():
             if engine not in engines_of(path):
                 continue
@@ -193,6 +195,8 @@ def time_files(
                 run(batch)
             except Exception:  # the accuracy says why
                 continue
-            calls[name] = lambda run=run: run(batch)  # type: ignore[misc]
-        times[engine] = harness.in_turn(calls, rounds)
+            calls[engine, name] = lambda run=run: run(batch)  # type: ignore[misc]
+    times: dict[str, dict[str, list[float]]] = {engine: {} for engine in engines}
+    for (engine, name), taken in harness.in_turn(calls, rounds).items():
+        times[engine][name] = taken
     return times
