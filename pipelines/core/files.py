@@ -434,6 +434,38 @@ def is_onnx(path: str | os.PathLike[str]) -> bool:
     return Path(path).suffix == ".onnx"
 
 
+def visible_files(folder: Path, hidden: str = ".") -> Iterator[Path]:
+    """Yields the files below a folder in sorted order, without hidden ones; symbolic links are followed.
+
+    Args:
+        folder: The folder.
+        hidden: First characters of the names of hidden files and folders.
+
+    Raises:
+        RequestError: A folder cannot be read.
+    """
+    yield from _visible_files(folder, hidden, ())
+
+
+def _visible_files(folder: Path, hidden: str, parents: tuple[str, ...]) -> Iterator[Path]:
+    real = os.path.realpath(folder)
+    if real in parents:  # a link to a folder that holds it
+        return
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError as error:
+        raise RequestError(f"cannot read the folder {folder}: {error.strerror or error}") from error
+    for entry in entries:
+        if entry.name[0] in hidden:
+            continue
+        path = folder / entry.name
+        target = path if entry.is_symlink() else entry  # pathlib takes a broken link for no file
+        if target.is_dir():
+            yield from _visible_files(path, hidden, (*parents, real))
+        elif target.is_file():
+            yield path
+
+
 def mapped(path: Path) -> Path:
     """Returns the path of the file with the large initializers of an ONNX file.
 

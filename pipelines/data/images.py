@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from pipelines.core.errors import RequestError
+from pipelines.core.files import visible_files
 from pipelines.data.preprocess import Preprocess
 from pipelines.kernels import extension
 from pipelines.kernels.images import native, reference
@@ -231,7 +232,8 @@ def labelled(folder: Location) -> Labelled:
         if all(label.isdecimal() and len(label) < 19 for label in labels):
             return Labelled(paths, np.array([int(label) for label in labels], np.int64), None)
     else:
-        classes = sorted(subfolder for subfolder in folder.iterdir() if subfolder.is_dir()) if folder.is_dir() else []
+        visible = sorted(folder.glob("[!.]*")) if folder.is_dir() else []  # not .ipynb_checkpoints
+        classes = [subfolder for subfolder in visible if subfolder.is_dir()]
         pairs = [(path, subfolder.name) for subfolder in classes for path in _search(subfolder)]
         if not pairs:
             raise RequestError(
@@ -298,10 +300,8 @@ def batches(
 
 
 def _search(folder: Path) -> list[Path]:
-    """Returns image files by suffix, recursively, without hidden files."""
-    return sorted(
-        file for file in folder.rglob("*") if file.suffix.lower() in SUFFIXES and file.name[0] != "." and file.is_file()
-    )
+    """Returns image files by suffix, recursively, without hidden files and folders."""
+    return [file for file in visible_files(folder) if file.suffix.lower() in SUFFIXES]
 
 
 def _input_layout(inputs: Mapping[str, Port], size: int) -> tuple[str, np.dtype[Any], bool]:
@@ -406,8 +406,9 @@ def _to_pixels(image: Image.Image, name: str) -> Pixels:
     with _reported(name):
         _check_size(*image.size, name)
         image.load()
-        if image.mode == "F":
-            raise RequestError(f"{name} has floating point pixels; expected integers")
+        if image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM")):  # these have 16 bits
+            kind = "floating point" if image.mode == "F" else "32-bit"
+            raise RequestError(f"{name} has {kind} pixels; expected integers of 8 or 16 bits")
         if image.mode.startswith("I"):  # 16 bits, which Pillow's convert would clip at 255
             grey = np.clip(np.asarray(image) >> 8, 0, 255).astype(np.uint8)
             pixels = np.repeat(grey[:, :, None], 3, axis=2)

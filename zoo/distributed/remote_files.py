@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.core.errors import RequestError, one_line, requires
+from pipelines.core.files import visible_files
 
 CHUNK = 4 << 20  # bytes copied at once
 # keys of fsspec's file information that change with the file
@@ -63,14 +64,10 @@ def expand(inputs: Sequence[str]) -> list[str]:
 def _local(name: str) -> list[str]:
     path = Path(name)
     if path.is_dir():
-        return [str(file) for file in sorted(path.rglob("*")) if file.is_file() and _is_visible(file, path)]
+        return [str(file) for file in visible_files(path, hidden="._")]
     if path.is_file():
         return [name]
     return sorted(file for file in glob.glob(name, recursive=True) if Path(file).is_file())  # noqa: PTH207
-
-
-def _is_visible(path: Path, folder: Path) -> bool:
-    return not any(part.startswith((".", "_")) for part in path.relative_to(folder).parts)
 
 
 def _remote(url: str) -> list[str]:

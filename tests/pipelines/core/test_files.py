@@ -172,3 +172,18 @@ def test_json_may_be_compressed(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         with pytest.raises(RequestError, match=r"value\.json is damaged"):
             files.read_json(path)
+
+
+def test_visible_files_follow_links_once(tmp_path):
+    """Of torchvision and timm: the files of linked folders were left out."""
+    folder, elsewhere = tmp_path / "photos", tmp_path / "elsewhere"
+    (elsewhere / "deep").mkdir(parents=True)
+    (folder / ".hidden").mkdir(parents=True)
+    for path in (elsewhere / "deep" / "b", elsewhere / "_c", folder / "a", folder / ".hidden" / "d"):
+        path.touch()
+    for name, target in {"broken": "gone", "self": "self", "z": elsewhere, "file": elsewhere / "_c"}.items():
+        (folder / name).symlink_to(target)
+    (elsewhere / "up").symlink_to(folder)
+    expected = ["a", "file", "z/_c", "z/deep/b"]
+    assert [str(path.relative_to(folder)) for path in files.visible_files(folder)] == expected
+    assert [path.name for path in files.visible_files(folder, hidden="._")] == ["a", "file", "b"]

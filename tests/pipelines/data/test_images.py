@@ -130,6 +130,12 @@ def test_modes_are_seen_as_a_person_does(kind, mode):
         assert np.array_equal(decoded, values)
 
 
+@pytest.mark.parametrize("kind", [np.int32, np.float32])
+def test_pixels_of_32_bits_are_refused(kind):  # their range is unknown
+    with pytest.raises(RequestError, match=r"pixels; expected integers of 8 or 16 bits"):
+        decode(encoded(Image.fromarray(np.full((4, 4), 200, kind)), "TIFF"))
+
+
 def test_alpha_is_dropped():
     image = np.dstack([np.asarray(picture(16, 16)), np.zeros((16, 16), np.uint8)])
     assert np.array_equal(decode(encoded(Image.fromarray(image), "PNG")), image[:, :, :3])
@@ -327,8 +333,9 @@ def test_normalized_is_what_torchvision_does(rng):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Two classes, a hidden file, and something else."""
-    for i, name in enumerate(("dog/b.PNG", "dog/deep/a.jpg", "cat/c.jpeg", "cat/._c.jpeg", "cat/notes.txt")):
+    """Two classes, hidden files, and something else."""
+    hidden = (".ipynb_checkpoints/d.jpg", "dog/.thumbnails/d.jpg", "cat/._c.jpeg")
+    for i, name in enumerate(("dog/b.PNG", "dog/deep/a.jpg", "cat/c.jpeg", *hidden, "cat/notes.txt")):
         path = tmp_path / "photos" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(encoded(picture(seed=i), "PNG" if "PNG" in name else "JPEG"))

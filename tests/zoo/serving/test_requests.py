@@ -39,18 +39,34 @@ def test_there_is_one_host(server: Server, version: str, headers: str, status: i
     assert response.startswith(f"HTTP/{version} {status}".encode()) and says.encode() in response
 
 
-def test_a_body_that_ends_early_is_said_to_a_client_that_still_reads(server: Server) -> None:
+@pytest.mark.parametrize("body", ["content-length: 100\r\n\r\nabc", "transfer-encoding: chunked\r\n\r\n64\r\nabc"])
+def test_a_body_that_ends_early_is_said_to_a_client_that_still_reads(server: Server, body: str) -> None:
     import socket
 
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as client:
-        client.sendall(f"POST {RUN} HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\nabc".encode())
+        client.sendall(f"POST {RUN} HTTP/1.1\r\nhost: x\r\n{body}".encode())
         client.shutdown(socket.SHUT_WR)
         client.settimeout(10)
         parts = []
         while part := client.recv(1 << 16):
             parts.append(part)
-    assert b"ended before its Content-Length" in b"".join(parts)
+    assert b"the body ended early" in b"".join(parts)
+
+
+@pytest.mark.parametrize("trailer", ["", "x: 1\r\n"])
+def test_chunked_bodies_are_read_and_bounded(server: Server, lines: list[bytes], trailer: str) -> None:
+    """Of proxies and of clients that stream: they got 411."""
+    head = f"POST {RUN} HTTP/1.1\r\nhost: x\r\ncontent-type: {TSV}\r\nconnection: close\r\n"
+    head += "transfer-encoding: chunked\r\n" + "trailer: x\r\n" * bool(trailer) + "\r\n"
+
+    def ask(*chunks: bytes) -> bytes:
+        body = b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks)
+        return talk(server, head.encode() + body + f"0\r\n{trailer}\r\n".encode())
+
+    whole = b"".join(lines[:3])
+    assert ask(whole[:7], whole[7:]).endswith(server.ask(RUN, whole, TSV)[2])
+    assert ask(b"a" * 999_999, b"bc").startswith(b"HTTP/1.1 413")
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,13 @@ import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from pipelines.core.errors import ZooError, error_of_process
 from zoo.serving.config import ServerConfig
-from zoo.serving.http.http_types import BodyTooLarge, ClientDisconnect, Response
+from zoo.serving.http.http_types import ClientDisconnect, Hold, Response, joined
 from zoo.serving.http.router import Router
 from zoo.serving.workers.dispatcher import Dispatcher
 from zoo.serving.workers.model_loader import ServedModel
@@ -166,19 +166,18 @@ class _Request:
     def client(self) -> str:
         return ":".join(map(str, self._scope.get("client") or ()))
 
-    async def read(self, max_bytes: int) -> bytes:
+    async def read(self, max_bytes: int, hold: Hold | None = None) -> bytes:
         self.unread = False
-        parts, size, more = [], 0, True
+        return await joined(self._parts(), max_bytes, hold)
+
+    async def _parts(self) -> AsyncIterator[bytes]:
+        more = True
         while more:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 raise ClientDisconnect
-            part, more = message.get("body", b""), message.get("more_body", False)
-            size += len(part)
-            if size > max_bytes:
-                raise BodyTooLarge
-            parts.append(part)
-        return b"".join(parts)
+            yield message.get("body", b"")
+            more = message.get("more_body", False)
 
     async def disconnected(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from zoo.serving.protocol.responses import JSON, error_body
+
+Hold = Callable[[int], None]  # counts bytes as held in memory
 
 
 class Request(Protocol):
@@ -57,11 +59,12 @@ class Request(Protocol):
             The values in order.
         """
 
-    async def read(self, max_bytes: int) -> bytes:
+    async def read(self, max_bytes: int, hold: Hold | None = None) -> bytes:
         """Reads the body.
 
         Args:
             max_bytes: Maximum size.
+            hold: Called with the size of every part of a body without Content-Length (chunked); it may raise.
 
         Returns:
             The body.
@@ -95,6 +98,32 @@ class Response(NamedTuple):
 
 class BodyTooLarge(Exception):
     """The request body is larger than the limit."""
+
+
+async def joined(parts: AsyncIterable[bytes], max_bytes: int, hold: Hold | None) -> bytes:
+    """Joins the parts of a body.
+
+    Args:
+        parts: The parts.
+        max_bytes: See `Request.read`.
+        hold: See `Request.read`.
+
+    Returns:
+        The body.
+
+    Raises:
+        BodyTooLarge: The body is larger than `max_bytes`.
+    """
+    received: list[bytes] = []
+    size = 0
+    async for part in parts:
+        size += len(part)
+        if size > max_bytes:
+            raise BodyTooLarge
+        if hold is not None:
+            hold(len(part))
+        received.append(part)
+    return b"".join(received)
 
 
 class ClientDisconnect(Exception):

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from zoo.serving.http.http_types import HTTPException, Request
+from zoo.serving.http.http_types import Hold, HTTPException, Request
 from zoo.serving.protocol.responses import error_body
 from zoo.serving.workers.channel import JobResult
 from zoo.serving.workers.dispatcher import Dispatcher
@@ -55,11 +55,12 @@ class RequestContext:
         self._disconnect_task: asyncio.Task[None] | None = None
         self._timer = loop.call_at(min(self._deadline, self._read_deadline, now + CHECK_SECONDS), self._check)
 
-    async def read_body(self, max_bytes: int) -> bytes:
+    async def read_body(self, max_bytes: int, hold: Hold | None) -> bytes:
         """Reads the body of the request.
 
         Args:
-            max_bytes: Maximum size.
+            max_bytes: See `Request.read`.
+            hold: See `Request.read`.
 
         Returns:
             The body.
@@ -71,7 +72,7 @@ class RequestContext:
         """
         self._read_task = task = asyncio.current_task()
         try:
-            return await self._request.read(max_bytes)
+            return await self._request.read(max_bytes, hold)
         except asyncio.CancelledError:
             if self._error is None or task is None:
                 raise

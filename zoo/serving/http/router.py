@@ -22,7 +22,7 @@ from zoo.serving.handlers.base import INFER, RUN
 from zoo.serving.handlers.ranking import RANK
 from zoo.serving.http import static_files
 from zoo.serving.http.access_log import AccessLog
-from zoo.serving.http.http_types import BodyTooLarge, ClientDisconnect, HTTPException, Request, Response
+from zoo.serving.http.http_types import BodyTooLarge, ClientDisconnect, Hold, HTTPException, Request, Response
 from zoo.serving.http.request_context import RequestContext
 from zoo.serving.http.text_routes import Choose, TextRoutes
 from zoo.serving.metrics import CONTENT_TYPE, NO_SECONDS, STAGES, Metrics
@@ -140,13 +140,14 @@ class Router:
 
         A client that is still sending would not see the response. With a large body, the connection is closed instead.
         """
+        is_chunked = request.header("transfer-encoding") is not None
         length = request.header("content-length") or "0"
-        if not request.unread or length == "0":
+        if not request.unread or (length == "0" and not is_chunked):
             return response
         if length.isascii() and length.isdigit() and len(length) < len(str(MAX_DRAIN_BYTES)):
             with contextlib.suppress(BodyTooLarge, ClientDisconnect, TimeoutError):
                 async with asyncio.timeout(self.config.read_timeout):
-                    await request.read(MAX_DRAIN_BYTES)
+                    await request.read(MAX_DRAIN_BYTES, (lambda size: None) if is_chunked else None)
                     return response
         return _last(response)
 
@@ -236,15 +237,21 @@ class Router:
         async def endpoint(request: Request) -> Response:
             begin, model, verb = clock(), name, kind
             held_bytes, context = 0, None
+
+            def hold(size: int) -> None:
+                nonlocal held_bytes
+                held_bytes += self._hold(size)
+
             try:
-                held_bytes = self._hold_body(request)
+                length = self._length(request)
+                hold(length or 0)
                 context = RequestContext(self.dispatcher, request, self._timeout(request), self.config.read_timeout)
-                body = await self._read_body(context)
+                body = await self._read_body(context, hold if length is None else None)
                 received = 0
                 if (encoding := request.header("content-encoding")) is not None:
                     received = len(body)
                     body = await self._decompress(body, encoding.strip().lower())
-                    held_bytes += self._hold(len(body))
+                    hold(len(body))
                 read = clock() - begin
                 if choose is not None:
                     model, verb = choose(body)
@@ -283,17 +290,19 @@ class Router:
 
         return endpoint
 
-    def _hold_body(self, request: Request) -> int:
-        """Counts the body of a request as held in memory, and returns its size in bytes."""
+    def _length(self, request: Request) -> int | None:
+        """The size of the body in bytes; None for a chunked one."""
+        if request.header("transfer-encoding") is not None:
+            return None
         length = request.header("content-length")
-        if length is None:  # the HTTP server does not report the early end of a chunked body
-            raise HTTPException(411, "expected the Content-Length of the body", ("connection", "close"))
+        if length is None:
+            raise HTTPException(411, "expected a body with its Content-Length, or chunked", ("connection", "close"))
         size = _parse_digits(length)
         if size is None:
             raise HTTPException(400, f"found Content-Length {length[:40]!r}, expected a whole number")
         if size > self.config.max_body:
             raise self._body_too_large(f"{size:,}")
-        return self._hold(size)
+        return size
 
     def _hold(self, size: int) -> int:
         if self._held_bytes + size > MAX_HELD_BODIES * self.config.max_body:
@@ -305,13 +314,13 @@ class Router:
         message = f"found {size} bytes, expected at most {self.config.max_body:,}"
         return HTTPException(413, message, ("connection", "close"))
 
-    async def _read_body(self, context: RequestContext) -> bytes:
+    async def _read_body(self, context: RequestContext, hold: Hold | None) -> bytes:
         try:
-            return await context.read_body(self.config.max_body)
+            return await context.read_body(self.config.max_body, hold)
         except BodyTooLarge:
             raise self._body_too_large() from None
         except ClientDisconnect:
-            raise HTTPException(400, "the body ended before its Content-Length") from None
+            raise HTTPException(400, "the body ended early") from None
 
     async def _decompress(self, body: bytes, encoding: str) -> bytes:
         if encoding == "identity":

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import AsyncIterator
 from typing import Any
 
 from granian.rsgi import ProtocolClosed, ProtocolError
 
-from zoo.serving.http.http_types import ClientDisconnect
+from zoo.serving.http.http_types import ClientDisconnect, Hold, joined
 from zoo.serving.http.router import Router
 
 
@@ -61,12 +62,23 @@ class _Request:
     def client(self) -> str:
         return str(self._scope.client)
 
-    async def read(self, max_bytes: int) -> bytes:
+    async def read(self, max_bytes: int, hold: Hold | None = None) -> bytes:
         self.unread = False
         try:
-            return bytes(await self._protocol())  # no more than Content-Length, which the router checks
+            if hold is None:
+                return bytes(await self._protocol())  # no more than Content-Length, which the router checks
+            return await joined(self._parts(), max_bytes, hold)
         except (ProtocolClosed, ProtocolError):
             raise ClientDisconnect from None
+
+    async def _parts(self) -> AsyncIterator[bytes]:
+        """The parts of a chunked body; granian ends them with an empty one, and a body that ends early with two."""
+        empty_parts = 0
+        async for part in self._protocol:
+            empty_parts += not part
+            yield bytes(part)
+        if empty_parts > 1 and self.header("trailer") is None:  # trailers are an empty part, too
+            raise ClientDisconnect
 
     async def disconnected(self) -> None:
         await self._protocol.client_disconnect()

@@ -21,7 +21,7 @@ _ERRORS = {
     404: "There is no such model, version or route.",
     405: "The route does not support the method; Allow lists its methods.",
     408: "The body was not received in time.",
-    411: "The request has a body without Content-Length.",
+    411: "The request has neither Content-Length nor a chunked body.",
     413: "The body is too large.",
     415: "The Content-Encoding is neither gzip nor deflate.",
     422: "A field of a text-embeddings-inference request is invalid.",

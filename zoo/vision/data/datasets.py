@@ -21,6 +21,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from pipelines.core.errors import RequestError, ZooError
+from pipelines.core.files import visible_files
 from pipelines.core.progress import progress
 from pipelines.data.images import SUFFIXES
 from pipelines.data.images import decode as decode_pixels
@@ -298,10 +299,7 @@ def _items(name: str) -> Iterator[Item]:
     if path.is_dir():
         if any((path / file).is_file() for file in ("dataset_info.json", "dataset_dict.json")):
             return _dataset(name, lambda datasets: datasets.load_from_disk(name))
-        files = [
-            file for file in path.rglob("*") if not any(part.startswith(".") for part in file.relative_to(path).parts)
-        ]
-        return _labelled(name, {file.relative_to(path).as_posix(): file.read_bytes for file in files if file.is_file()})
+        return _labelled(name, {file.relative_to(path).as_posix(): file.read_bytes for file in visible_files(path)})
     if path.is_file():
         return _labelled(name, _archive(path))
     if _HUB_ID.fullmatch(name) and not name.startswith("."):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from pipelines.core.errors import ZooError
 
 Floats = NDArray[np.float32]
 MOST = 300  # detections of an image
@@ -101,12 +104,12 @@ def dense(rows: Floats, masks: int, objectness: bool, confidence: float, iou: fl
     """
     first, last = 4 + objectness, rows.shape[1] - masks
     ceiling = rows[:, 4] if objectness else rows[:, first:last].max(axis=1)
-    rows = rows[ceiling > np.float32(confidence)]  # most anchors end here
+    rows = rows[_above(ceiling, confidence)]  # most anchors end here
     scores = rows[:, first:last] * rows[:, 4:5] if objectness else rows[:, first:last]
     classes = scores.argmax(axis=1)
     best = scores[np.arange(len(rows)), classes]
     detections = Detections(corners(rows[:, :4]), best, classes, rows[:, last:])
-    detections = detections.take(best > np.float32(confidence))
+    detections = detections.take(_above(best, confidence))
     return detections.take(suppress(detections.boxes, detections.scores, detections.classes, iou))
 
 
@@ -120,7 +123,7 @@ def selected(rows: Floats, confidence: float) -> Detections:
     Returns:
         The detections.
     """
-    rows = rows[rows[:, 4] > np.float32(confidence)][:MOST]
+    rows = rows[_above(rows[:, 4], confidence)][:MOST]
     return _ordered(Detections(rows[:, :4], rows[:, 4], rows[:, 5].astype(np.int64), rows[:, 6:]))
 
 
@@ -141,13 +144,14 @@ def queries(boxes: Floats, scores: Floats, size: tuple[int, int], confidence: fl
     height, width = size
     scaled = corners(boxes) * np.array([width, height, width, height], np.float32)
     count = scores.shape[1]
+    require_numbers(scores)  # sorted behind all others
     if per_class:
         flat = np.argsort(-scores.ravel(), kind="stable")[: len(scores)]
         index, classes = flat // count, flat % count
     else:
         index, classes = np.arange(len(scores)), scores.argmax(axis=1)
     detections = Detections(scaled[index], scores[index, classes], classes, np.zeros((len(index), 0), np.float32))
-    return _ordered(detections.take(detections.scores > np.float32(confidence)))
+    return _ordered(detections.take(_above(detections.scores, confidence)))
 
 
 def listed(boxes: Floats, scores: Floats, classes: NDArray[np.int64], extra: Floats, confidence: float) -> Detections:
@@ -164,7 +168,26 @@ def listed(boxes: Floats, scores: Floats, classes: NDArray[np.int64], extra: Flo
         The detections.
     """
     detections = Detections(boxes, scores, classes, extra)
-    return _ordered(detections.take(scores > np.float32(confidence)))
+    return _ordered(detections.take(_above(scores, confidence)))
+
+
+def _above(scores: Floats, confidence: float) -> NDArray[np.bool_]:
+    """Returns which scores are above a threshold; NaN would be no detection."""
+    require_numbers(scores)
+    return scores > np.float32(confidence)
+
+
+def require_numbers(values: NDArray[Any]) -> None:
+    """Checks that there is no NaN.
+
+    Args:
+        values: Outputs of a network.
+
+    Raises:
+        ZooError: A value is NaN.
+    """
+    if np.isnan(values).any():
+        raise ZooError("the network computes NaN; check its weights and the input")
 
 
 def _ordered(detections: Detections) -> Detections:

@@ -275,6 +275,7 @@ class EmbeddingHead:
             values = values[0]
         elif self.pooling:
             values = values.mean(axis=0 if self.pooling == "mean" else (1, 2))
+        boxes.require_numbers(values)
         return values.ravel()
 
 

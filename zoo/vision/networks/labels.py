@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,15 +37,9 @@ def class_names(signature: Signature, source: str | Path | None) -> list[str] | 
         return names
     for folder in folders(signature.path):
         config = folder / "config.json"
-        if config.is_file() and isinstance(value := read_json(config), Mapping):
-            own = value.get("id2label") or value.get("label_names")
-            if (
-                isinstance(own, Mapping)
-                and (names := _listed({int(key): name for key, name in own.items()})) is not None
-            ):
-                return names
-            if isinstance(own, list):
-                return [str(name) for name in own]
+        value = read_json(config) if config.is_file() else None
+        if isinstance(value, Mapping) and (names := _listed(value.get("id2label") or value.get("label_names"))):
+            return names
     return None
 
 
@@ -58,11 +53,7 @@ def _of_file(source: str | Path) -> list[str]:
     path = Path(source)
     if path.suffix == ".json":
         value = read_json(path)
-        value = value.get("id2label", value) if isinstance(value, Mapping) else value
-        try:
-            own = _listed({int(key): name for key, name in value.items()} if isinstance(value, Mapping) else value)
-        except ValueError:
-            own = None
+        own = _listed(value.get("id2label", value) if isinstance(value, Mapping) else value)
         if own is None:
             raise RequestError(f'{path} holds no class names; expected a list, or {{"0": "person", ...}}')
         return own
@@ -73,20 +64,22 @@ def _of_file(source: str | Path) -> list[str]:
 
 
 def _lines(path: Path) -> list[str]:
+    """Names of a file; an empty line between others is a class without a name."""
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").rstrip().split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(
             f"cannot read the class names {path} ({getattr(error, 'strerror', None) or error}); expected one a "
             f"line, JSON, or one of {', '.join(LISTS)}"
         ) from error
-    return [line.strip() for line in lines if line.strip()]
+    return [line.strip() or f"class {i}" for i, line in enumerate(lines)] if any(lines) else []
 
 
 def _listed(value: Any) -> list[str] | None:
     """Names of a list, or of {number: name}; numbers without a name are classes without one."""
-    if isinstance(value, Mapping) and value and all(isinstance(key, int) and 0 <= key < 1 << 20 for key in value):
-        return [str(value.get(i, f"class {i}")) for i in range(max(value) + 1)]
+    if isinstance(value, Mapping) and value and all(re.fullmatch(r"[0-9]{1,6}", str(key)) for key in value):
+        numbered = {int(key): name for key, name in value.items()}
+        return [str(numbered.get(i, f"class {i}")) for i in range(max(numbered) + 1)]
     if isinstance(value, list | tuple) and value:
         return [str(name) for name in value]
     return None

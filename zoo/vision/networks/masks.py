@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from zoo.vision.networks.boxes import require_numbers
 from zoo.vision.networks.transforms import Placement
 
 Floats = NDArray[np.float32]
@@ -96,6 +97,8 @@ def class_map(values: NDArray[Any], place: Placement) -> NDArray[np.int64]:
             )
             tile = values[:, upper.min() : lower.max() + 1, first.min() : last.max() + 1].reshape(len(values), -1)
             classes = np.flatnonzero(tile.max(axis=1) >= tile.min(axis=1).max())
+            if not len(classes):
+                require_numbers(tile)
             inside = resampled(values[classes], place, rows_, columns_) if len(classes) > 1 else None
             indices[slice(*rows_), slice(*columns_)] = classes[0 if inside is None else inside.argmax(axis=0)]
     return indices

@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pipelines.core.errors import ZooError
 from zoo.vision.networks import boxes, masks
+from zoo.vision.networks.heads import EmbeddingHead
 from zoo.vision.networks.transforms import Placement
 
 
@@ -116,6 +118,25 @@ def test_masks_of_prototypes_stay_within_their_boxes(rng: np.random.Generator) -
     (part,) = masks.of_prototypes(prototypes, np.array([[0, 1]], np.float32), box[:1], LETTERBOX)
     logits = masks.resampled(prototypes[1:], LETTERBOX, (0, 100), (0, 200))[0]
     assert np.array_equal(part, (logits > 0) & full)
+
+
+@pytest.mark.parametrize("reading", ["classes", "objectness", "selected", "queries", "listed", "map", "embedding"])
+def test_nan_is_no_empty_result(reading: str) -> None:
+    """Of YOLOv5 and YOLOE in float16, which overflows: there were no detections instead of an error."""
+    rows = np.full((3, 7), 0.5, np.float32)
+    rows[1, 4] = np.nan
+    places, scores, classes = rows[:, :4], rows[:, 4:], np.zeros(3, np.int64)
+    compute = {
+        "classes": lambda: boxes.dense(rows, 0, False, 0.25, 0.7),
+        "objectness": lambda: boxes.dense(rows, 0, True, 0.25, 0.7),
+        "selected": lambda: boxes.selected(rows, 0.25),
+        "queries": lambda: boxes.queries(places, scores, (64, 64), 0.25, True),
+        "listed": lambda: boxes.listed(places, rows[:, 4], classes, rows[:, 5:], 0.25),
+        "map": lambda: masks.class_map(np.full((2, 16, 16), np.nan, np.float32), LETTERBOX),
+        "embedding": lambda: EmbeddingHead("rows", "cls").embedding({"rows": rows[1:]}),
+    }[reading]
+    with pytest.raises(ZooError, match="the network computes NaN; check its weights"):
+        compute()
 
 
 def decoded(mask: dict[str, Any]) -> Any:

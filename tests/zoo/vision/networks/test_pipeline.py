@@ -178,6 +178,20 @@ def test_shipped_names_are_those_of_coco(detector: Path, tmp_path: Path) -> None
     assert detection["label"] == "dog"
 
 
+def test_empty_lines_and_numbers_of_names_keep_the_classes(detector: Path, tmp_path: Path) -> None:
+    """Of labels files with unused classes, and of metadata written as JSON: the names of later classes were shifted."""
+    boxes = np.zeros((1, 7, 21), np.float32)
+    network = constant_network(tmp_path / "model.onnx", {"output0": boxes}, {}, (1, 3, 32, 32))
+    labels = tmp_path / "labels.txt"
+    labels.write_text("cat\r\n\r\ndog\u2028puppy\r\n\r\n")
+    (tmp_path / "labels.json").write_text('{"0": "cat", "2": "dog\u2028puppy"}')
+    metadata = {"names": '{"0": "cat", "2": "dog\u2028puppy"}', "task": "detect", "stride": "32"}
+    named = constant_network(tmp_path / "named.onnx", {"output0": boxes}, metadata, (1, 3, 32, 32))
+    for path, source in ((network, labels), (network, tmp_path / "labels.json"), (named, None)):
+        opened = zoo.pipeline(path, labels=source, engine="onnxruntime")
+        assert [opened.name(i) for i in range(3)] == ["cat", "class 1", "dog\u2028puppy"]
+
+
 def multipart(*files: tuple[str, bytes]) -> tuple[str, bytes]:
     parts = [b'--x\r\nContent-Disposition: form-data; filename="' + name.encode() + b'"\r\n\r\n' + content + b"\r\n"
              for name, content in files]  # fmt: skip
