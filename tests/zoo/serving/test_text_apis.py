@@ -16,6 +16,8 @@ from helpers.serving import JSON, Question, Server, at_once
 from helpers.text_models import PAIRS, TEXTS, built
 
 import zoo
+from zoo.serving.workers.channel import Job
+from zoo.serving.workers.model_loader import ServedModel
 
 EMBEDDINGS = "/v1/embeddings"
 
@@ -349,6 +351,39 @@ def test_clients_at_once_each_get_the_answer_to_their_own_text(served: Server, f
         for kind in ("sum", "count")
     }
     assert sizes["sum"] > 4 * sizes["count"]  # most requests are computed together
+
+
+def test_requests_tokenized_together_have_the_responses_of_requests_alone(
+    folders: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handler = ServedModel("ours", str(folders[0]), engine="native").handler()
+    changes: list[dict[str, Any]] = [
+        {},
+        {"input": TEXTS},
+        {"input": ["cat " * 500, "dog"]},
+        {"encoding_format": "base64"},
+        {"dimensions": 2, "output_dtype": "int8"},
+    ]
+
+    def jobs(*more: dict[str, Any]) -> list[Job]:
+        bodies = [
+            json.dumps({"input": TEXTS[i % len(TEXTS)], **change}).encode()
+            for i, change in enumerate([*changes, *more])
+        ]
+        return [Job(i, "openai.embeddings", JSON, "", {}, -1, body) for i, body in enumerate(bodies)]
+
+    def responses(jobs: list[Job]) -> list[tuple[int, bytes, int]]:
+        return [(result.status, result.body, result.samples) for result in sorted(handler.run(jobs))]
+
+    def alone(jobs: list[Job]) -> list[tuple[int, bytes, int]]:
+        return [response for job in jobs for response in responses([job])]
+
+    assert responses(jobs(changes[3])[3:6:2]) == alone(jobs(changes[3])[3:6:2])  # of one format
+    expected = alone(jobs())
+    for other in ({"input": [5, 6]}, {"input": ""}, {"chunk": 8}, {"prompt": "a: "}, {"truncate": False}):
+        assert responses(jobs(other)) == [*expected, *alone(jobs(other)[-1:])]
+    monkeypatch.setattr(handler, "_parse", None)  # which parses jobs one by one
+    assert responses(jobs()) == expected and orjson.loads(expected[2][1])["truncated"] == [0]
 
 
 STRANGE = [None, True, -1, 1 << 62, 1e308, "", "x" * 300, "\x00", [], [[]], [[[]]], {}, {"a": [1]}, [None], ["a", 1]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -14,7 +15,7 @@ from zoo.serving.handlers.text_apis import cohere, openai, tei
 from zoo.serving.handlers.text_apis.api import TextApi, flat
 from zoo.serving.protocol import limits, responses, text_apis
 from zoo.serving.protocol.text_apis import MAX_TEXTS
-from zoo.serving.workers.channel import Job
+from zoo.serving.workers.channel import Job, JobResult
 from zoo.texts.data import text_files
 from zoo.texts.data.tokenizer import Tokens
 from zoo.texts.text_pipeline import TextPipeline
@@ -86,6 +87,37 @@ class TextHandler(Handler):
         tokens = Tokens.concatenated([Tokens(**batch) for batch in batches])
         outputs = self.pipeline.compute(tokens)
         return {self.pipeline.OUTPUT: tokens.spread(outputs) if self.pipeline.per_token else outputs}
+
+    def run_joined(self, jobs: Sequence[Job]) -> list[JobResult] | None:
+        """Tokenizes the inputs of requests for embeddings together.
+
+        Args:
+            jobs: The jobs, more than one.
+
+        Returns:
+            The results; None if the jobs must be parsed one by one.
+        """
+        api = self.apis.get(text_apis.EMBEDDINGS)
+        if not isinstance(api, openai.Embeddings) or any(job.verb != text_apis.EMBEDDINGS for job in jobs):
+            return None
+        begin = time.perf_counter()
+        try:
+            requests, tokens = api.join(jobs)
+            if not requests or len(tokens.lengths) > self.max_batch_samples:
+                return None
+            parsed = time.perf_counter()
+            outputs = self.compute([flat(tokens)])
+            computed = time.perf_counter()
+            contents = api.encode_joined(requests, outputs)
+        except Exception:  # one by one, so that only the faulty job fails
+            return None
+        stage_seconds = (parsed - begin, computed - parsed, time.perf_counter() - computed)
+        return [
+            JobResult(
+                job.job_id, 200, responses.JSON, content, stage_seconds, len(request.samples), len(tokens.lengths)
+            )
+            for job, request, content in zip(jobs, requests, contents, strict=True)
+        ]
 
     def extra_description(self) -> dict[str, Any]:
         """Returns the model's part of `/info` of text-embeddings-inference."""

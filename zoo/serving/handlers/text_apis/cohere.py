@@ -15,7 +15,7 @@ from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError
 from zoo.serving.handlers.base import parse_json, require_count
 from zoo.serving.handlers.text_apis.api import EmbeddingApi, RankingApi, Sample, flat
-from zoo.serving.handlers.text_apis.openai import base64_text
+from zoo.serving.handlers.text_apis.openai import base64_texts
 from zoo.serving.protocol.fields import Fields
 from zoo.serving.protocol.text_apis import MAX_TEXTS
 from zoo.serving.workers.channel import Job
@@ -80,7 +80,7 @@ class Embed(EmbeddingApi):
         """
         vectors = self.vectors(outputs, context.dimensions)
         embeddings: Any = {
-            name: [base64_text(row) for row in vectors] if name == "base64" else vector_files.quantize(vectors, name)
+            name: base64_texts(vectors) if name == "base64" else vector_files.quantize(vectors, name)
             for name in context.types
         }
         response = {

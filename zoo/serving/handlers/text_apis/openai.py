@@ -3,48 +3,57 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import orjson
 from numpy.typing import NDArray
 
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError
 from zoo.serving.handlers.base import parse_json
-from zoo.serving.handlers.text_apis.api import EmbeddingApi, Sample, flat
+from zoo.serving.handlers.text_apis.api import EmbeddingApi, Sample, flat, require_limits
 from zoo.serving.protocol import limits
 from zoo.serving.protocol.fields import Fields
 from zoo.serving.protocol.text_apis import EMBEDDINGS, FIELDS, MAX_TEXTS
 from zoo.serving.workers.channel import Job
 from zoo.texts.data import vector_files
 from zoo.texts.data.chunks import POOLINGS, Chunking, Chunks, divide
+from zoo.texts.data.tokenizer import Tokens
 from zoo.texts.models.config import EMBEDDING
 
 _, REQUIRED, OPTIONAL = FIELDS[EMBEDDINGS]
+NO_TOKENS = Tokens.of([], [])
 EXPECTED = "a text, a list of texts, the tokens of a text, or a list of them"
 
 
 class EmbeddingRequest(NamedTuple):
-    """Context of the response of `/v1/embeddings`.
+    """A request of `/v1/embeddings`.
 
     Attributes:
+        samples: The inputs, or their chunks.
+        prompt: Prefix of every text; None for the default one.
+        truncate: Whether longer texts are truncated; else they are an error.
         base64: Whether embeddings are base64 of their bytes, little endian.
         dimensions: Number of components; None for all.
         precision: One of `vector_files.PRECISIONS`.
-        token_count: Number of tokens of all inputs.
-        truncated: Indices of truncated inputs.
         chunks: Chunks of the inputs; None if they are not divided.
         pooling: Pooling of the chunks of an input, "none" or "mean".
+        token_count: Number of tokens of all inputs, once they are tokenized.
+        truncated: Indices of truncated inputs.
     """
 
+    samples: Sequence[Sample]
+    prompt: str | None
+    truncate: bool
     base64: bool
     dimensions: int | None
     precision: str
-    token_count: int
-    truncated: list[int]
     chunks: Chunks | None
     pooling: str
+    token_count: int = 0
+    truncated: Sequence[int] = ()
 
 
 class Embeddings(EmbeddingApi):
@@ -62,6 +71,13 @@ class Embeddings(EmbeddingApi):
         Raises:
             RequestError: A field is unknown or invalid.
         """
+        request = self._read(job)
+        tokens = self.tokens(request.samples, job, prompt=request.prompt, truncate=request.truncate)
+        truncated = np.flatnonzero(tokens.truncated).tolist() if request.chunks is None else ()
+        return flat(tokens), request._replace(token_count=len(tokens.ids), truncated=truncated)
+
+    def _read(self, job: Job) -> EmbeddingRequest:
+        """Reads the fields of a request."""
         fields = Fields(parse_json(job), (*REQUIRED, *OPTIONAL))
         self.require_model(fields.text("model", None))
         fields.text("user", None)
@@ -76,10 +92,8 @@ class Embeddings(EmbeddingApi):
         is_base64 = fields.choice("encoding_format", ("float", "base64"), "float") == "base64"
         truncate, pooling = fields.flag("truncate", True), fields.choice("chunk_pooling", POOLINGS, "none")
         chunks = self._chunks(fields, samples, job, prefix)
-        tokens = self.tokens(samples if chunks is None else chunks.texts, job, prompt=prefix, truncate=truncate)
-        truncated = [i for i, cut in enumerate(tokens.truncated.tolist()) if cut] if chunks is None else []
-        count = len(tokens.ids)
-        return flat(tokens), EmbeddingRequest(is_base64, dimensions, precision, count, truncated, chunks, pooling)
+        texts = samples if chunks is None else chunks.texts
+        return EmbeddingRequest(texts, prefix, truncate, is_base64, dimensions, precision, chunks, pooling)
 
     def _chunks(self, fields: Fields, samples: Sequence[Sample], job: Job, prompt: str | None) -> Chunks | None:
         """Divides the inputs, if the field "chunk" asks for it."""
@@ -95,6 +109,38 @@ class Embeddings(EmbeddingApi):
         limits.UNTRUNCATED.require(sum(map(len, texts)), job.received_bytes)
         prefix = self.pipeline.prompts.prefix(prompt)
         return divide(self.pipeline.tokenizer, texts, Chunking(size, stride or 0), prefix, MAX_TEXTS)
+
+    def join(self, jobs: Sequence[Job]) -> tuple[list[EmbeddingRequest], Tokens]:
+        """Tokenizes the inputs of several requests together, which takes less time than one by one.
+
+        Args:
+            jobs: The jobs, more than one.
+
+        Returns:
+            The requests, and the tokens of their inputs; no requests if they must be tokenized one by one: with
+            inputs that are tokens or chunks, or with other prompts than the first one.
+
+        Raises:
+            RequestError: A request is invalid.
+        """
+        requests = [self._read(job) for job in jobs]
+        first = requests[0]
+        samples = [sample for request in requests for sample in request.samples]
+        alike = all(request.prompt == first.prompt and request.truncate for request in requests)
+        texts = all(isinstance(sample, str) for sample in samples)
+        if not alike or not texts or any(request.chunks is not None for request in requests):
+            return [], NO_TOKENS
+        prefix = self.pipeline.prompts.prefix(first.prompt)
+        for request, job in zip(requests, jobs, strict=True):
+            require_limits(request.samples, job, prefix)
+        tokens = self.pipeline.tokenizer([prefix + sample for sample in samples])
+        ends = np.cumsum([len(request.samples) for request in requests])
+        counts = np.add.reduceat(tokens.lengths, [0, *ends[:-1]])
+        cuts = np.split(tokens.truncated, ends[:-1])
+        return [
+            request._replace(token_count=count, truncated=np.flatnonzero(cut).tolist() if cut.any() else ())
+            for request, count, cut in zip(requests, counts.tolist(), cuts, strict=True)
+        ], tokens
 
     def encode(self, context: EmbeddingRequest, outputs: Batch) -> bytes:
         """Encodes the embeddings.
@@ -117,20 +163,43 @@ class Embeddings(EmbeddingApi):
                 {"index": row, "start": start, "end": end}
                 for row, (start, end) in zip(chunks.rows.tolist(), chunks.spans.tolist(), strict=True)
             ]
-        rows = vector_files.quantize(self.vectors(outputs, context.dimensions), context.precision)
-        values: list[Any] = [base64_text(row) for row in rows] if context.base64 else list(rows)
-        response: dict[str, Any] = {
-            "object": "list",
-            "data": [
-                {"object": "embedding", **place, "embedding": value} for place, value in zip(about, values, strict=True)
-            ],
-            "model": self.name,
-            "usage": {"prompt_tokens": context.token_count, "total_tokens": context.token_count},
-        }
-        if chunks is not None:
-            response["usage"]["chunks"] = len(chunks.texts)
-        if context.truncated:
-            response["truncated"] = context.truncated
+        return self._body(context, about, self._values(context, outputs))
+
+    def encode_joined(self, requests: Sequence[EmbeddingRequest], outputs: Batch) -> list[bytes]:
+        """Encodes the embeddings of several requests.
+
+        Args:
+            requests: The requests, see `join`.
+            outputs: Outputs of the model for the inputs of all requests.
+
+        Returns:
+            The responses, see `encode`.
+        """
+        alike = len({(request.base64, request.dimensions, request.precision) for request in requests}) == 1
+        values = self._values(requests[0], outputs) if alike else []
+        contents, end = [], 0
+        for request in requests:
+            start, end = end, end + len(request.samples)
+            own = values[start:end] or self._values(request, {EMBEDDING: outputs[EMBEDDING][start:end]})
+            contents.append(self._body(request, [{"index": i} for i in range(end - start)], own))
+        return contents
+
+    def _values(self, request: EmbeddingRequest, outputs: Batch) -> list[Any]:
+        """Returns the embeddings as a request asks for them."""
+        rows = vector_files.quantize(self.vectors(outputs, request.dimensions), request.precision)
+        return base64_texts(rows) if request.base64 else list(rows)
+
+    def _body(self, request: EmbeddingRequest, about: Sequence[Mapping[str, Any]], values: Sequence[Any]) -> bytes:
+        """Returns the response with embeddings and what is said about them."""
+        data = [
+            {"object": "embedding", **place, "embedding": value} for place, value in zip(about, values, strict=True)
+        ]
+        usage = {"prompt_tokens": request.token_count, "total_tokens": request.token_count}
+        response: dict[str, Any] = {"object": "list", "data": data, "model": self.name, "usage": usage}
+        if request.chunks is not None:
+            usage["chunks"] = len(request.chunks.texts)
+        if request.truncated:
+            response["truncated"] = request.truncated
         return orjson.dumps(response, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
@@ -158,13 +227,14 @@ def inputs(value: Any, name: str) -> list[Sample]:
     raise RequestError(f"found {kind} as {name}, expected {EXPECTED}")
 
 
-def base64_text(row: NDArray[Any]) -> str:
-    """Encodes an array as base64 of its bytes, little endian.
+def base64_texts(rows: NDArray[Any]) -> list[str]:
+    """Encodes every row of an array as base64 of its bytes, little endian.
 
     Args:
-        row: The array.
+        rows: The array, [n, w].
     """
-    return base64.b64encode(row.astype(row.dtype.newbyteorder("<"), copy=False).tobytes()).decode()
+    size, data = rows.dtype.itemsize * rows.shape[1], rows.astype(rows.dtype.newbyteorder("<"), copy=False).tobytes()
+    return [base64.b64encode(data[i * size : (i + 1) * size]).decode() for i in range(len(rows))]
 
 
 def _is_ids(item: Any) -> bool:
