@@ -66,6 +66,7 @@ class Importer:
         options: Names of the options that `write` takes; `runtime_options`: those that do not change the weights.
         path_options: Names of the options that may name a file.
         patterns: Patterns of the files to fetch from a model hub.
+        supports: Whether the architecture of a file or folder that it recognizes is one that it can read.
     """
 
     formats: Mapping[str, str]
@@ -75,6 +76,7 @@ class Importer:
     patterns: tuple[str, ...] = ()
     runtime_options: tuple[str, ...] = ()
     path_options: tuple[str, ...] = ()
+    supports: Callable[[Path], bool] = lambda path: True
 
 
 @dataclass(frozen=True, kw_only=True)

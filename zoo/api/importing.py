@@ -26,6 +26,7 @@ from zoo.huggingface.repository import ID, Repository, is_address
 
 logger = logging.getLogger(__name__)
 
+POINTER = b"version https://git-lfs.github.com/spec/"  # beginning of a file that Git LFS has not fetched
 REPOSITORY_FILES = ("README.md", ".git*")  # of a repository, not of its model
 
 
@@ -77,6 +78,9 @@ def import_model(
         # the error below names their options
         others = [candidate for candidate in importers if candidate not in suitable]
         entry, importer, recognized = _recognized(path, format, [*suitable, *others])
+        if suitable and (entry, importer) in others and not importer.supports(path):  # no family has the architecture
+            entry, importer = suitable[0]
+            recognized = next(iter(importer.formats))
     require_options(entry.name, chosen, importer.options)
     if path.is_dir() and target.resolve() == path.resolve():
         raise RequestError(f"found {target} as the folder of both models; choose another output")
@@ -165,12 +169,24 @@ def _require_regular(path: Path) -> None:
             raise RequestError(f"found {file}, which is no regular file; expected the files of a model")
 
 
+def _is_pointer(file: Path) -> bool:
+    """Returns whether a file is one of Git LFS that was not fetched."""
+    if not file.is_file():
+        return False
+    with file.open("rb") as content:
+        return content.read(len(POINTER)) == POINTER
+
+
 @contextlib.contextmanager
 def _understood(path: Path) -> Iterator[None]:
     """Context that reports unreadable files and unexpected values of a model as an error of one line."""
     try:
         yield
-    except ZooError:
+    except ZooError as error:
+        named = (file for file in (*path.glob("*"), *path.glob("*/*")) if file.name in str(error))
+        if pointer := next(filter(_is_pointer, named), None):
+            message = f"found {pointer}, a pointer of Git LFS without its content; run: git lfs pull"
+            raise RequestError(message) from error
         raise
     except OSError as error:
         file = Path(str(error.filename or ""))

@@ -4,15 +4,19 @@ import base64
 import json
 import os
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="needs the train extra")
 pytest.importorskip("transformers", reason="needs the test extra")
 from helpers import text_models
 from helpers.fake_hub import fake_hub
+from safetensors.numpy import load_file, save_file
 
 import zoo
 from pipelines.core.errors import RequestError
+
+WEIGHTS = "model.safetensors"
 
 
 @pytest.fixture
@@ -63,6 +67,32 @@ def as_fifo(name):
     return replace
 
 
+def as_pointer(name):
+    text = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+    return lambda folder: (folder / name).write_text(text)
+
+
+def renamed(name, other):
+    return lambda folder: (folder / name).rename(folder / other)
+
+
+def in_8_bits(folder):
+    file = folder / WEIGHTS
+    save_file({name: np.zeros(array.shape, np.int8) for name, array in load_file(file).items()}, file)
+
+
+def pickled(change):
+    """A function that replaces the weights of a folder by a pickled file."""
+
+    def replace(folder):
+        import torch
+
+        torch.save(change({"a": torch.zeros(1)}), folder / "pytorch_model.bin")
+        (folder / WEIGHTS).unlink()
+
+    return replace
+
+
 @pytest.mark.parametrize(
     ("damage", "labels", "message"),
     [
@@ -79,7 +109,16 @@ def as_fifo(name):
         (configured(pad_token_id="x", hidden_size="y"), 0, "'y'"),
         (configured(id2label={"x": "y"}), 2, "not as transformers writes it"),
         (configured(architectures=3), 0, "not as the toolkit writes them"),
-        (configured(model_type=["bert"]), 0, r"\['bert'\] has unsupported parts"),
+        (configured(model_type=["bert"]), 0, r"the model type \['bert'\], which is not supported; supported: bert"),
+        (configured(model_type=None), 0, "config.json has no model_type"),
+        (configured(alibi_starting_size=512), 0, "it is MosaicBERT"),
+        (configured(quantization_config={"quant_method": "gptq", "bits": 4}), 0, "are quantized .*'gptq'"),
+        (as_pointer("model.safetensors"), 0, r"model\.safetensors, a pointer of Git LFS"),
+        (as_pointer("config.json"), 0, r"config\.json, a pointer of Git LFS"),
+        (in_8_bits, 0, "word_embeddings.weight is I8, expected F64"),
+        (pickled(lambda state: {"state_dict": state}), 0, "pytorch_model.bin have state_dict, which is no tensor"),
+        (pickled(lambda state: {"run": print}), 0, "objects other than tensors"),
+        (renamed("model.safetensors", "adapter_model.safetensors"), 0, "but adapter_model.safetensors, which is not"),
         (edited("modules.json", lambda modules: modules[0].update(path="../x")), 0, r"names the folder \.\./x"),
         (as_fifo("modules.json"), 0, r"modules\.json, which is no regular file"),
         (as_fifo("model.safetensors"), 0, r"model\.safetensors, which is no regular file"),

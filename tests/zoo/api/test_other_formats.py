@@ -102,6 +102,21 @@ def test_an_option_of_another_importer_is_named(tmp_path):
         zoo.import_model(tmp_path / "model", tmp_path / "out", task="retrieval.query")
 
 
+@pytest.mark.parametrize(
+    ("architecture", "expected"),
+    [
+        ("GPTNeoXForCausalLM", "GPTNeoXForCausalLM of the model type other, which is not supported; supported: bert"),
+        ("MarianMTModel", "transformer-mt has no option pooling"),
+    ],
+)
+def test_an_architecture_that_no_importer_has_is_named_before_the_option(tmp_path, architecture, expected):
+    (tmp_path / "model").mkdir()
+    config = {"architectures": [architecture], "model_type": "other", "is_encoder_decoder": True}
+    (tmp_path / "model/config.json").write_text(json.dumps(config))
+    with pytest.raises(RequestError, match=expected):
+        zoo.import_model(tmp_path / "model", tmp_path / "out", pooling="last")
+
+
 def test_a_folder_with_other_weights_names_them(tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model/config.json").write_text(json.dumps({"architectures": ["MarianMTModel"]}))

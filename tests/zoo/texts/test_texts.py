@@ -517,7 +517,10 @@ def test_a_folder_that_says_nothing_of_length_is_told_it(tmp_path):
 @pytest.mark.parametrize(
     ("config", "why"),
     [
-        ({"model_type": "other", "architectures": ["OtherModel"]}, "other has unsupported parts; supported: bert"),
+        (
+            {"model_type": "other", "architectures": ["OtherModel"]},
+            "model type other, which is not supported; supported: bert",
+        ),
         ({"model_type": "bart", "architectures": ["BartForSequenceClassification"]}, "there is no model.safetensors"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -238,10 +239,8 @@ def read_features(
     Raises:
         RequestError: The architecture, or a part of it, is not supported.
     """
+    _require_known(config)
     kind = str(config["model_type"])
-    if kind not in MODEL_TYPES:
-        named = f"found {name}: " if (name := _architecture(config)) else ""
-        raise RequestError(f"{named}{kind} has unsupported parts; supported: {', '.join(MODEL_TYPES)}")
     if head is None:
         _require_encoder(path, config, pooling)
     elif (name := _architecture(config)) and not head.accepts(path, name):
@@ -343,6 +342,21 @@ def _require_encoder(path: Path, config: Mapping[str, Any], pooling: str) -> Non
     raise RequestError(f"found {name}, expected an encoder, or one with a head that zoo import --help lists: {what}")
 
 
+def _require_known(config: Mapping[str, Any]) -> None:
+    """Raises RequestError for an architecture that is not supported, and for quantized weights."""
+    if not (kind := config.get("model_type")):
+        raise RequestError(f"{CONFIG} has no model_type, which names the architecture")
+    if str(kind) not in MODEL_TYPES:
+        found = f"{name} of the model type {kind}" if (name := _architecture(config)) else f"the model type {kind}"
+        raise RequestError(f"found {found}, which is not supported; supported: {', '.join(MODEL_TYPES)}")
+    if quantized := config.get("quantization_config") or config.get("compression_config"):
+        method = quantized.get("quant_method", "") if isinstance(quantized, dict) else ""
+        raise RequestError(
+            f"its weights are quantized (quantization_config {method or quantized!r:.40} in {CONFIG}); expected the "
+            "float model that they were made from"
+        )
+
+
 def _architecture(config: Mapping[str, Any]) -> str:
     """Returns the first architecture of a config.json; "" if it names none."""
     names = config.get("architectures")
@@ -390,11 +404,18 @@ def _converter(
                 pickled = path.suffix != ".safetensors"
                 tensors = torch.load(path, map_location="cpu", weights_only=True) if pickled else load_file(path)
                 state |= {prefix + (key.removeprefix("linear.") if prefix else key): tensors[key] for key in tensors}
-            except Exception as error:  # classes of pickle and torch
+            except pickle.UnpicklingError as error:
+                raise RequestError(
+                    f"{path} is damaged or has objects other than tensors, which could run code and are not loaded; "
+                    f"expected model.safetensors, or a pickled dictionary of tensors"
+                ) from error
+            except Exception as error:  # classes of torch
                 raise RequestError(f"cannot read the weights in {path} ({one_line(error)}); copy them again") from error
+        if other := next((name for name, tensor in state.items() if not isinstance(tensor, torch.Tensor)), None):
+            raise RequestError(f"the weights in {next(iter(sources))} have {other}, which is no tensor")
         try:
             save_file({name: tensor.contiguous().clone() for name, tensor in state.items()}, target)
-        except Exception as error:  # values that are no tensors
+        except Exception as error:  # of the library
             raise RequestError(f"cannot read the weights in {next(iter(sources))} ({one_line(error)})") from error
 
     return convert

@@ -18,7 +18,10 @@ from zoo.texts.models.config import POOLINGS, Dense, ModelConfig
 CONFIG, MODULES = "config.json", "modules.json"
 SETTINGS = "config_sentence_transformers.json"  # prompts and truncation; activation of a cross-encoder
 PICKLED, INDEX = "pytorch_model.bin", ".index.json"  # older weights; suffix of the index of shards
-OTHERS = ("tf_model.h5", "flax_model.msgpack", "*.onnx", "onnx/*.onnx", "openvino/*.xml", "*.gguf")  # weights of others
+OTHERS = (  # weights of others, and parts of a model
+    *("adapter_model.*", "*.onnx", "onnx/*.onnx", "*.xml", "openvino/*.xml", "*.gguf", "*.h5", "*.msgpack", "*.ot"),
+    *("*.npz", "coreml/*/*.mlpackage", "*.pth", "*.safetensors", "*model*.bin"),
+)
 ROUTER, STATIC = "router_config.json", "SparseStaticEmbedding"
 EMBEDDINGS = "StaticEmbedding"  # module of a table, which takes the mean of a text's rows
 MODEL2VEC = "model2vec"  # model_type of such a folder, also without modules.json

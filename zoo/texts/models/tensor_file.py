@@ -51,6 +51,9 @@ class TensorFile(Mapping[str, Floats]):
         renamed: Current parts of names by other parts, beside the old ones.
         adapter: Low-rank adapter that is added to the weights, as torch's parametrizations store it; None for none.
 
+    Attributes:
+        others: Dtype of the tensors that are ignored, by name.
+
     Raises:
         RequestError: The file is damaged or of another format.
     """
@@ -64,14 +67,15 @@ class TensorFile(Mapping[str, Floats]):
         try:
             self._file = cast("Any", safe_open(path, "numpy"))
             names = list(self._file.keys())
-            names = [name for name in names if self._file.get_slice(name).get_dtype() in DTYPES]
+            dtypes = {name: str(self._file.get_slice(name).get_dtype()) for name in names}
             self._content = np.memmap(path, np.uint8, "c")  # changes of an array do not reach the file
             self._start = 8 + int.from_bytes(self._content[:8].tobytes(), "little")
             self._header = json.loads(self._content[8 : self._start].tobytes())
         except Exception as error:  # the library's own class, or OSError
             raise self._damaged(error) from error
         current = {".gamma": ".weight", ".beta": ".bias", **(renamed or {})}
-        self._names = {_renamed(name, current): name for name in names}
+        self._names = {_renamed(name, current): name for name, dtype in dtypes.items() if dtype in DTYPES}
+        self.others = {_renamed(name, current): dtype for name, dtype in dtypes.items() if dtype not in DTYPES}
 
     def _damaged(self, error: Exception) -> RequestError:
         return RequestError(f"cannot read the weights in {self.path} ({one_line(error)}); copy or download it again")

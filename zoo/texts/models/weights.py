@@ -29,7 +29,7 @@ from zoo.texts.models.architectures import ARCHITECTURES
 from zoo.texts.models.architectures.base import SCORE, Floats, Rows
 from zoo.texts.models.config import ModelConfig
 from zoo.texts.models.head import Head, HeadWeights
-from zoo.texts.models.tensor_file import TensorFile
+from zoo.texts.models.tensor_file import DTYPES, TensorFile
 
 logger = logging.getLogger(__name__)
 
@@ -161,7 +161,8 @@ def load_weights(
         expected = (rows.count * shape[0], *shape[1:])
         array = tensors.get(name)
         if array is None:
-            errors.append(f"no {name}")
+            dtype = tensors.others.get(name)
+            errors.append(f"{name} is {dtype}, expected {', '.join(DTYPES)}" if dtype else f"no {name}")
         elif array.shape != expected:
             errors.append(f"{name} {list(array.shape)}, expected {list(expected)}")
         elif not np.isfinite(array).all():

@@ -53,6 +53,16 @@ def recognize(path: Path) -> str:
     return next((name for name in FORMATS if _reader(name).recognizes(path)), "")
 
 
+def supports(path: Path) -> bool:
+    """Returns whether the architecture of a model is supported: a folder of transformers may have any.
+
+    Args:
+        path: Folder or file of one of `FORMATS`.
+    """
+    name = recognize(path)
+    return name != "huggingface" or bool(_reader(name).supports(path))
+
+
 def write(
     build: type[Transformer],
     path: Path,
@@ -157,4 +167,5 @@ def importer(build: type[Transformer]) -> Importer:
     """
     options = ("source_language", "target_language", "shortlist", "prompt")
     runtime_options = ("shortlist", "prompt")
-    return Importer(FORMATS, recognize, functools.partial(write, build), options, PATTERNS, runtime_options)
+    writer = functools.partial(write, build)
+    return Importer(FORMATS, recognize, writer, options, PATTERNS, runtime_options, supports=supports)

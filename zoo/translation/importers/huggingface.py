@@ -42,6 +42,15 @@ def recognizes(folder: Path) -> bool:
     return (folder / CONFIG).is_file()
 
 
+def supports(folder: Path) -> bool:
+    """Returns whether the architecture of a folder is supported.
+
+    Args:
+        folder: Folder.
+    """
+    return _Reader(folder, {})._find_architecture() is not None
+
+
 def read(folder: Path, *, source_language: str = "", target_language: str = "") -> ImportedModel:
     """Reads a model; nothing in it is executed.
 

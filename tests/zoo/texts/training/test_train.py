@@ -81,7 +81,7 @@ def test_an_epoch_of_5000_pairs_leaves_checkpoints():
 
 @pytest.mark.parametrize(
     ("kind", "why"),
-    [("bart", "expected BartForSequenceClassification"), ("longformer", "longformer has unsupported parts")],
+    [("bart", "expected BartForSequenceClassification"), ("longformer", "longformer, which is not supported")],
 )
 def test_encoders_without_a_network_here_are_refused_by_name(tmp_path, kind, why):
     (tmp_path / "model").mkdir()

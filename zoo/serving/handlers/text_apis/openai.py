@@ -125,16 +125,15 @@ class Embeddings(EmbeddingApi):
         """
         requests = [self._read(job) for job in jobs]
         first = requests[0]
-        samples = [sample for request in requests for sample in request.samples]
+        texts = [sample for request in requests for sample in request.samples if isinstance(sample, str)]
+        ends = np.cumsum([len(request.samples) for request in requests])
         alike = all(request.prompt == first.prompt and request.truncate for request in requests)
-        texts = all(isinstance(sample, str) for sample in samples)
-        if not alike or not texts or any(request.chunks is not None for request in requests):
+        if not alike or len(texts) < ends[-1] or any(request.chunks is not None for request in requests):
             return [], NO_TOKENS
         prefix = self.pipeline.prompts.prefix(first.prompt)
         for request, job in zip(requests, jobs, strict=True):
             require_limits(request.samples, job, prefix)
-        tokens = self.pipeline.tokenizer([prefix + sample for sample in samples])
-        ends = np.cumsum([len(request.samples) for request in requests])
+        tokens = self.pipeline.tokenizer([prefix + text for text in texts])
         counts = np.add.reduceat(tokens.lengths, [0, *ends[:-1]])
         cuts = np.split(tokens.truncated, ends[:-1])
         return [
