@@ -111,7 +111,7 @@ def pickled(change):
         (configured(architectures=3), 0, "not as the toolkit writes them"),
         (configured(model_type=["bert"]), 0, r"the model type \['bert'\], which is not supported; supported: bert"),
         (configured(model_type=None), 0, "config.json has no model_type"),
-        (configured(alibi_starting_size=512), 0, "it is MosaicBERT"),
+        (configured(alibi_starting_size=512), 0, "no encoder.layer.0.attention.self.Wqkv.weight"),
         (configured(quantization_config={"quant_method": "gptq", "bits": 4}), 0, "are quantized .*'gptq'"),
         (as_pointer("model.safetensors"), 0, r"model\.safetensors, a pointer of Git LFS"),
         (as_pointer("config.json"), 0, r"config\.json, a pointer of Git LFS"),

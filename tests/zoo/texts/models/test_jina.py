@@ -1,4 +1,4 @@
-"""Jina v2 and v3: networks of custom code, whose formulas are written here in torch, and adapters of tasks."""
+"""Jina v2 and v3, and MosaicBERT: networks of custom code, whose formulas are written here in torch, and adapters of tasks."""
 
 import json
 
@@ -83,19 +83,33 @@ class JinaBert(torch.nn.Module):
         return x
 
 
-@pytest.mark.parametrize(("heads", "kind"), [(4, "geglu"), (8, "reglu")])
-def test_embeddings_of_v2_follow_its_formula(tmp_path, heads, kind):
+def joined(state):
+    """The weights as MosaicBERT names them: queries, keys and values in one layer."""
+    parts = {
+        name: [state.pop(name.replace("query", part)) for part in ("query", "key", "value")]
+        for name in list(state)
+        if ".query." in name
+    }
+    return {**state, **{name.replace("query", "Wqkv"): torch.cat(own) for name, own in parts.items()}}
+
+
+@pytest.mark.parametrize(("heads", "kind"), [(4, "geglu"), (8, "reglu"), (4, "mosaic")])
+def test_embeddings_of_v2_and_of_mosaic_bert_follow_their_formula(tmp_path, heads, kind):
     torch.manual_seed(0)
     network = JinaBert(heads).eval()
     text_networks.randomize(network)
     (tmp_path / "theirs").mkdir()
-    save_file(network.state_dict(), tmp_path / "theirs/model.safetensors")
+    state = joined(network.state_dict()) if kind == "mosaic" else network.state_dict()
+    save_file(state, tmp_path / "theirs/model.safetensors")
     values = {**V2, "num_attention_heads": heads, "feed_forward_type": kind}
+    if kind == "mosaic":
+        own = {"alibi_starting_size": 512, "position_embedding_type": "absolute", "feed_forward_type": None}
+        values |= {**own, "auto_map": {"AutoModel": "bert_layers.BertModel"}}
     (tmp_path / "theirs/config.json").write_text(json.dumps(values))
     text_networks.finish(tmp_path / "theirs", POOLED)
     zoo.import_model(tmp_path / "theirs", tmp_path / "ours")
     vectors = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime").compute_texts([(text,) for text in TEXTS])
-    activation = torch.nn.GELU() if kind == "geglu" else torch.nn.ReLU()
+    activation = torch.nn.ReLU() if kind == "reglu" else torch.nn.GELU()
     with torch.no_grad():
         rows = [network(torch.tensor(text_models.tokenizer().encode(x).ids), activation).mean(0) for x in TEXTS]
     assert np.abs(vectors - text_networks.unit(torch.stack(rows).numpy())).max() < 1e-5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import functools
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -194,7 +195,7 @@ class EmbeddingApi(TextApi):
 
     PRECISIONS: ClassVar[tuple[str, ...]] = vector_files.PRECISIONS
 
-    @property
+    @functools.cached_property
     def width(self) -> int:
         """Number of components of an embedding."""
         return self.pipeline.config.output_size

@@ -23,6 +23,7 @@ from zoo.texts.models.architectures import (
     jina_v3,
     llama,
     modernbert,
+    mosaic_bert,
     mpnet,
     neobert,
     nomic_bert,
@@ -42,6 +43,7 @@ ARCHITECTURES = {
     for module in (
         jina_code,
         jina_bert,
+        mosaic_bert,
         jina_v3,
         bert,
         roberta,

@@ -49,11 +49,6 @@ def read_bert(file: ConfigFile, kind: str = "bert", **fields: Any) -> ModelConfi
             "it is a decoder (is_decoder in config.json): a token reads only those before it; expected an encoder"
         )
     file.require("projection_dim", 0)  # of DPR
-    if file.get("alibi_starting_size"):
-        raise RequestError(
-            "it is MosaicBERT, whose attention is biased by distance (alibi_starting_size in config.json), which is "
-            "not supported; expected BERT with position embeddings, or Jina embeddings v2"
-        )
     values = {
         "layers": file.get("num_hidden_layers", default=12),
         "width": file.get("hidden_size", default=768),
