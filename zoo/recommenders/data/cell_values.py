@@ -6,10 +6,11 @@ import ast
 import datetime
 import decimal
 import enum
+import itertools
 import math
 import re
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -193,17 +194,27 @@ def canonical(texts: pa.Array, separator: str = LIST) -> pa.Array:
         texts = pc.replace_substring_regex(texts, r"^(False|false|FALSE)$", "0")
         odd = pc.match_substring_regex(texts, _ODD).fill_null(False)
         if pc.any(odd).as_py():
-            canonical_texts = [_canonical(text, separator) for text in texts.filter(odd).to_pylist()]
-            texts = pc.replace_with_mask(texts, odd, pa.array(canonical_texts, pa.string()))
+            made = pa.array(_canonical(texts.filter(odd).to_pylist(), separator), pa.string())
+            texts = pc.replace_with_mask(texts, odd, made)
     return pc.if_else(pc.is_in(texts, pa.array(MISSING)), pa.scalar(None, pa.string()), texts)
 
 
-def _canonical(text: str, separator: str) -> str | None:
-    """Returns the canonical form of a list, or of a number that is long or has an exponent."""
-    if text[0] in "[(":
-        items = _items(text)
-        return text if items is None else separator.join(items) or None
-    number = float(text)
+def _canonical(texts: Sequence[str], separator: str) -> list[str | None]:
+    """Returns the canonical forms of lists, and of numbers that are long or have an exponent."""
+    lists = [_items(text) if text[0] in "[(" else None for text in texts]
+    flat = pa.array(itertools.chain.from_iterable(items for items in lists if items), pa.string())
+    made = iter(canonical(flat).to_pylist() if len(flat) else ())  # of all lists in one call
+    return [
+        _canonical_number(text)
+        if items is None
+        else separator.join(item for item in itertools.islice(made, len(items)) if item is not None) or None
+        for text, items in zip(texts, lists, strict=True)
+    ]
+
+
+def _canonical_number(text: str) -> str | None:
+    """Returns the canonical form of a long number, or of one with an exponent; other texts as they are."""
+    number = 0.0 if text[0] in "[(" else float(text)
     return as_text(number) if number and math.isfinite(number) else text  # beyond float64 they are no numbers
 
 
@@ -213,10 +224,9 @@ def _items(text: str) -> list[str] | None:
         return None
     words = [match[0] for match in _ITEM.finditer(text[1:-1])]
     try:
-        items = [str(ast.literal_eval(word)) if word[0] in "'\"" else word for word in words]
+        return [str(ast.literal_eval(word)) if word[0] in "'\"" else word for word in words]
     except (ValueError, SyntaxError):
         return None
-    return canonical(pa.array(items, pa.string())).drop_null().to_pylist()  # type: ignore[no-any-return]
 
 
 def as_text(value: Any, separator: str = LIST) -> str | None:

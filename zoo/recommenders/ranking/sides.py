@@ -88,6 +88,19 @@ class Side:
         weights, times = np.ones(count, np.float32), positions.astype(np.float64)
         return Rows(ids, numbers, scales, None, weights, times, positions), texts
 
+    def _require(self, log: Log) -> None:
+        """Raises RequestError if a log lacks a column of this side."""
+        try:
+            self.features.require(log)
+        except RequestError as error:
+            of_items = any(column.tower == "item" for column in self.features.schema.columns)
+            here, there = ("items", "user") if of_items else ("user", "items")
+            tower = "item" if there == "items" else "user"
+            raise RequestError(
+                f'{error}; a column belongs to the {here} by its tower in the schema, "tower": "{tower}" and a new '
+                f"training move it to the {there}"
+            ) from error
+
     def parse(self, model: Features, rows: Any, batch: Mapping[str, NDArray[Any]]) -> bool:
         """Parses and encodes rows of Python natively into inputs of the model; columns of the other side stay.
 
@@ -163,7 +176,7 @@ class Side:
             yield rows, None if texts is None else schema.forms[key].apply(texts)
             return
         for log in open_logs(source):
-            self.features.require(log)
+            self._require(log)
             if (parsed := self._parsed(log, key, index)) is not None:
                 yield parsed
                 index += len(parsed[0])

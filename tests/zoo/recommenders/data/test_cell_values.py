@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from pipelines.core.errors import RequestError
 from pipelines.kernels import extension
+from zoo.recommenders.data import cell_values
 from zoo.recommenders.data.cell_values import CellForm, as_text, as_texts, canonical
 from zoo.recommenders.data.csv_reader import CsvReader
 from zoo.recommenders.data.encoding import Rows
@@ -260,6 +261,15 @@ def test_values_of_python():
 @pytest.mark.parametrize("form", [CellForm(";"), CellForm(";", canonical=False)])
 def test_a_value_alone_has_the_text_that_it_has_in_a_column(form, value):
     assert form.text(value) == form.apply(as_texts([value], "a", ";"))[0].as_py()
+
+
+def test_lists_of_a_column_are_canonical_in_one_call(monkeypatch):
+    calls, made = [], cell_values.canonical
+    monkeypatch.setattr(cell_values, "canonical", lambda *texts: calls.append(len(texts[0])) or made(*texts))
+    texts = ["[1.0, 'a;b', None]", "x", "[]", "1e3", "[broken", None, "(2.50, 3.0)", "[True]"] * 50
+    expected = ["1|a;b", "x", None, "1000", "[broken", None, "2.50|3", "1"] * 50
+    assert cell_values.canonical(pa.array(texts)).to_pylist() == expected
+    assert calls == [len(texts), 50 * (3 + 2 + 1)]
 
 
 def test_the_schema_says_whether_texts_are_canonical(tmp_path):

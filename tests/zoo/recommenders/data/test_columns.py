@@ -88,13 +88,31 @@ def test_whole_numbers_under_other_names_are_quantities(tmp_path, name):
     [
         (lambda draw: f"{draw.randint(1, 400):05}", "category", "numbers with leading zeros"),
         (lambda draw: 7_000_000_000 + 977 * draw.randint(1, 80), "category", "large whole numbers"),
+        (lambda draw: draw.randint(-(2**31), 2**31 - 1) // 2**25 * 2**25 + 7, "category", "large whole numbers"),
+        (lambda draw: draw.randint(0, 255) * 2**24 + 123_456, "category", "large whole numbers"),
         (lambda draw: draw.randint(0, 299), "category", "as evenly spread as ids"),
         (lambda draw: round(draw.gauss(500, 60)), "number", ""),
         (lambda draw: round(draw.expovariate(1 / 200)), "number", ""),
         (lambda draw: draw.randint(18, 80), "number", ""),
         (lambda draw: draw.randint(0, 299) / 2, "number", ""),
+        (lambda draw: draw.randint(-200, 200) * 10**9, "number", ""),
+        (lambda draw: draw.randint(0, 300) * 10**7, "number", ""),
     ],
-    ids=["padded", "large", "spread", "bell", "skewed", "ages", "halves"],
+    ids=[
+        *(
+            "padded",
+            "large",
+            "signed-hash",
+            "hash",
+            "spread",
+            "bell",
+            "skewed",
+            "ages",
+            "halves",
+            "balances",
+            "amounts",
+        ),
+    ],
 )
 def test_ids_are_recognized_by_their_shape(tmp_path, values, kind, why):
     draw = random.Random(3)
@@ -256,6 +274,17 @@ def test_lists_with_weights_are_named(tmp_path):
             lambda click, i: i if click and i % 2 else "",
             "click is 1 in 100.0% of the rows where it is pre",
         ),
+        (
+            "dwell_ms",
+            lambda click, i: click * (i + 1),
+            "missing, 0 or -1 and another value match the label click in 100",
+        ),
+        (
+            "order_delay",
+            lambda click, i: i if click and i % 2 else -1,
+            "click is 1 in 100.0% of the rows where it is an",
+        ),
+        ("visits", lambda click, i: i % 5 if i % 3 else -1, ""),
         ("remark", lambda click, i: i if i % 3 else "", ""),
         ("label", lambda click, i: i % 2, ""),
         ("clicked", lambda click, i: i % 2, "another label by its name, beside click"),

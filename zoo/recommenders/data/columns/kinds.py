@@ -229,9 +229,16 @@ def _reason_of_ids(seen: ColumnStatistics) -> str:
         return "whole numbers under the name of an id; "
     if seen.padded and seen.minimum >= 0:
         return "numbers with leading zeros; "
-    if seen.minimum >= LARGE:
+    if seen.minimum >= LARGE or _shape_of_hashes(seen):
         return "large whole numbers; "
     return "whole numbers as evenly spread as ids; " if _shape_of_ids(seen) else ""
+
+
+def _shape_of_hashes(seen: ColumnStatistics) -> bool:
+    """Whether whole numbers fill the range of a hash: nearly all are large, and the largest close to its bound."""
+    largest = max(-seen.minimum, seen.maximum)
+    bounded = any(0.9 * 2**bits < largest <= 2**bits for bits in (31, 32, 63, 64))
+    return bounded and bool(np.quantile(np.abs(seen.numbers), 0.1) >= LARGE / 10)
 
 
 def _shape_of_ids(seen: ColumnStatistics) -> bool:

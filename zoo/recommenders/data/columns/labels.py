@@ -23,6 +23,7 @@ EQUAL = 0.9  # correlation with the label from which on a column nearly equals i
 CERTAIN = 0.99  # share of one label among the rows of a value that decides it
 DECIDED = 10  # rows of the value that show it, and of the column, at least
 MOST = 3  # values of a column that is compared: two, and missing
+FILLERS = pa.array(["0", "-1"])  # of numbers that exist only after a click, such as the time on a page
 
 
 def label_rules(labels: str | Iterable[str] | None, columns: Collection[str]) -> dict[str, dict[str, Any]]:
@@ -145,7 +146,7 @@ def _some(seen: ColumnStatistics) -> str:
 
 
 class Leaks:
-    """Finds columns that nearly equal the label or decide it: by two values, or by being missing or not.
+    """Finds columns that nearly equal the label or decide it: by two values, or by being missing or a filler or not.
 
     Args:
         requested: Columns to predict; none: all columns named in `LABELS` are compared with the others.
@@ -156,7 +157,7 @@ class Leaks:
         self._values: dict[str, list[str | None]] = {}  # of the columns that have few
         self._many: set[str] = set()
         self._counts: dict[tuple[str, str], NDArray[np.int64]] = {}  # (label, column): rows, [values, label]
-        self._lacking: dict[tuple[str, str], NDArray[np.int64]] = {}  # the same: rows without a value, [label]
+        self._lacking: dict[tuple[str, str], NDArray[np.int64]] = {}  # rows without a value, and with a filler
         self._rows: dict[str, NDArray[np.int64]] = {}  # label: rows, [label]
 
     def add(self, columns: Mapping[str, pa.Array]) -> None:
@@ -171,9 +172,9 @@ class Leaks:
             truth = np.select([_equal(columns[label], "1"), _equal(columns[label], "0")], [1, 0], -1)
             self._rows[label] = self._rows.get(label, 0) + np.bincount(truth[truth >= 0], minlength=2)
             for name, texts in columns.items():
-                if texts.null_count and name != label:
-                    missing = truth[texts.is_null().to_numpy(zero_copy_only=False)]
-                    lacking = np.bincount(missing[missing >= 0], minlength=2)
+                if name != label:
+                    absent = [truth[_rows(rows)] for rows in (texts.is_null(), pc.is_in(texts, FILLERS))]
+                    lacking = np.stack([np.bincount(values[values >= 0], minlength=2) for values in absent])
                     self._lacking[label, name] = self._lacking.get((label, name), 0) + lacking
             for name, code in codes.items():
                 if code is not None and name != label:
@@ -214,7 +215,9 @@ class Leaks:
             lacking = self._lacking.get((label, name))
             if lacking is None:
                 return ""
-            return _reason(label, name, np.stack([lacking, self._rows[label] - lacking]), ("missing", "present"))
+            absent = lacking.sum(0)
+            words = ("missing, 0 or -1", "another value") if lacking[1].any() else ("missing", "present")
+            return _reason(label, name, np.stack([absent, self._rows[label] - absent]), words)
         if len(values) == MOST and None in values:  # two values, and rows without one
             counts = np.delete(counts, values.index(None), 0)
             values = [value for value in values if value is not None]
@@ -257,4 +260,8 @@ def _reason(label: str, name: str, counts: NDArray[np.int64], values: Sequence[s
 
 
 def _equal(texts: pa.Array, value: str) -> NDArray[np.bool_]:
-    return pc.equal(texts, value).fill_null(False).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+    return _rows(pc.equal(texts, value).fill_null(False))
+
+
+def _rows(chosen: pa.Array) -> NDArray[np.bool_]:
+    return chosen.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]

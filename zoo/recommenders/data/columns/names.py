@@ -40,7 +40,7 @@ _OUTCOMES = re.compile(
 )
 _ITEM = re.compile(
     r"(^|[_\W])(item|items|product|movie|film|article|ad|ads|adgroup|campaign|book|song|track|video|news|sku|asin|"
-    r"brand|category|categories|"
+    r"brand|category|categories|tag|tags|"
     r"genre|genres|price|title|publisher|author|artist|release)($|[_\W])",
     re.IGNORECASE,
 )
