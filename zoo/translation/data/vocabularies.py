@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from zoo.translation.data.tokens import END, UNKNOWN, Tokens
 
 PIECES = "pieces.json"  # {"source": [text of every token], "target": the same, where it is another vocabulary}
 SOURCE, TARGET = "source", "target"  # placeholders for the token of a language in `Framing`
+_ADDRESS = re.compile(r"\s*>>(\S+?)<<\s*")
 
 
 @dataclass(frozen=True)
@@ -218,14 +220,28 @@ class ImportedVocabulary:
             Tokens of each text, int32, special tokens included.
         """
         before, after, tokens = self._around(self.framing.before), self._around(self.framing.after), self._tokens
-        prompted = [self.prompt + text for text in texts]
-        return [
-            np.array(
-                [*before, *(tokens.get(piece, UNKNOWN) for piece in self._source_tokenizer.tokenize(text)), *after],
-                np.int32,
-            )
-            for text in prompted
-        ]
+        encoded = []
+        for text in texts:
+            addressed, text = self.addressed(text)
+            begin = before if addressed is self else addressed._around(self.framing.before)
+            pieces = self._source_tokenizer.tokenize(self.prompt + text)
+            encoded.append(np.array([*begin, *(tokens.get(piece, UNKNOWN) for piece in pieces), *after], np.int32))
+        return encoded
+
+    def addressed(self, text: str) -> tuple[ImportedVocabulary, str]:
+        """Reads the target language that a text of OPUS-MT may begin with, such as >>fr<<.
+
+        Args:
+            text: Source text.
+
+        Returns:
+            The vocabulary for this language, and the text behind it; without a known language, this vocabulary and the
+            text.
+        """
+        match = _ADDRESS.match(text) if TARGET in self.framing.before and not self.framing.prefixed else None
+        if match is None or match[1] not in (self.framing.languages or {}):
+            return self, text
+        return self.choose(target_language=match[1]), text[match.end() :]
 
     def split_source(self, text: str) -> tuple[str, int, list[str], int]:
         """Splits a text into pieces.

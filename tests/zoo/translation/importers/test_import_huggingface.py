@@ -18,6 +18,7 @@ from pipelines.kernels import extension
 from pipelines.models import stages
 from zoo import api
 from zoo.cli import app as cli
+from zoo.translation.data.line_splitting import LineSplitter
 from zoo.translation.importers.imported import Renumbering
 from zoo.translation.search.config import Demands, SearchConfig
 from zoo.translation.search.controls.score_rules import apply_rules
@@ -551,6 +552,12 @@ def test_a_language_in_the_text_of_a_marian_model(originals):
         outputs.append([hypotheses[0].tokens for hypotheses in pipeline.translate(pipeline.vocabulary.encode(texts))])
         assert outputs[-1] == wanted
     assert outputs[0] != outputs[1]
+    addressed = [f">>fr<< {text}" for text in texts]  # as in transformers, in place of the chosen language
+    tokens = pipeline.vocabulary.encode(addressed)
+    assert [best[0].tokens for best in pipeline.translate(tokens)] == outputs[0]
+    assert [result["translation"] for result in pipeline(addressed)] == pipeline.vocabulary.decode(outputs[0])
+    (line,) = [LineSplitter(pipeline.vocabulary, 9, "en").line("line 1", f">>fr<< {'. '.join(texts)}")]
+    assert len(line.parts) > 1 and {int(part[0]) for part in line.parts} == {int(tokens[0][0])}
 
 
 def test_prompts_are_put_before_every_source(originals, tmp_path):
