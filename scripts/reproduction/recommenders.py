@@ -126,13 +126,16 @@ def families() -> None:
             kept = {key: quality[key] for key in (*QUALITY, "labels", "next_items") if key in quality}
             timed = click_models.compare(folder, rounds=ROUNDS)
             models.append({**timed, "model": family, "quality": kept, "training_seconds": round(seconds, 1)})
+        deepctr: dict[str, Any] = {}
+        left_out: dict[str, str] = {}
+        for predicted in (("clicked",), ("clicked", "loved")):
+            with harness.leave_out(f"DeepCTR-Torch for {' and '.join(predicted)}", left_out):
+                deepctr |= click_models.deepctr(first, last, predicted)
         figures = {
             "data": f"the last {len(lines) - cut:,} of {len(lines):,} rows of {source.parent.name}",
             "models": models,
-            "deepctr": {
-                **click_models.deepctr(first, last),
-                **click_models.deepctr(first, last, ("clicked", "loved")),
-            },
+            "deepctr": deepctr,
+            "left_out": left_out,
             "environment": harness.environment(*click_models.PACKAGES, rounds=ROUNDS),
         }
     written(peers_report("click-models"), figures)

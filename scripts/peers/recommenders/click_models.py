@@ -96,7 +96,8 @@ def deepctr(first: Path, last: Path, labels: Sequence[str] = ("clicked",)) -> di
     for name, build in _deepctr_networks(columns, len(labels)).items():
         torch.manual_seed(0)
         model = build()
-        model.compile("adam", ["binary_crossentropy"] * len(labels), metrics=[])
+        loss = "binary_crossentropy"
+        model.compile("adam", [loss] * len(labels) if len(labels) > 1 else loss, metrics=[])
         epochs = []
         for _ in range(4):
             model.fit(x, y, batch_size=256, epochs=1, verbose=0)
