@@ -142,6 +142,7 @@ def test_tables_of_positions_are_linear_in_the_length():
     [
         ({"hidden_activation": "selu"}, "its activation is selu"),
         ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "are scaled by longrope"),
+        ({"partial_rotary_factor": 0.5}, "its partial_rotary_factor is 0.5; expected 1"),
         (
             {"architectures": ["ModernBertForSequenceClassification"], "classifier_activation": "selu"},
             "its activation is selu",

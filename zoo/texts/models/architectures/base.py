@@ -98,7 +98,7 @@ class ConfigFile:
             local_theta: The same of layers with sliding-window attention; 0: there are no such layers.
 
         Raises:
-            RequestError: The scaling is not supported.
+            RequestError: The scaling is not supported, or only a part of the columns is rotated.
         """
         parameters: Mapping[str, Any] = self.get("rope_parameters", default={})
         local: Mapping[str, Any] = {}
@@ -107,10 +107,11 @@ class ConfigFile:
         scaling = {**parameters, **self.get("rope_scaling", default={})}
         if _scaling(local):
             raise RequestError(f"its local rotary positions are {local!r:.80}; expected none of local layers scaled")
-        share = float(scaling.get("partial_rotary_factor") or self.get("partial_rotary_factor", default=1.0))
+        for values in (self, ConfigFile(scaling)):  # which transformers ignores
+            values.require("partial_rotary_factor", 1)
         return Rotary(
             theta=float(parameters.get("rope_theta") or self.get("rope_theta", default=theta)),
-            size=int(size * share),
+            size=size,
             local_theta=float(local.get("rope_theta") or local_theta),
             **self._scaling(scaling),
         )
