@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pipelines.quantization.calibration.auto_calibration import auto_calibrate
     from pipelines.quantization.calibration.calibrate import Observation, calibrate, observe
-    from pipelines.quantization.calibration.calibrator import Calibrator
     from pipelines.quantization.calibration.table import CalibrationTable, TensorRange
+    from pipelines.quantization.calibrator import Calibrator
     from pipelines.quantization.ptq import make_table
     from pipelines.quantization.quantizer import Operator, QuantReport, quantize
     from pipelines.quantization.recipe import OBSERVERS, QuantRecipe
@@ -37,9 +37,9 @@ _MODULES = {
     "Observation": "calibration.calibrate",
     "calibrate": "calibration.calibrate",
     "observe": "calibration.calibrate",
-    "Calibrator": "calibration.calibrator",
     "CalibrationTable": "calibration.table",
     "TensorRange": "calibration.table",
+    "Calibrator": "calibrator",
     "make_table": "ptq",
     "Operator": "quantizer",
     "QuantReport": "quantizer",

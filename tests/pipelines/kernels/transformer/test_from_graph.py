@@ -35,7 +35,7 @@ from pipelines.kernels.transformer.operations import (
     Vocabulary,
 )
 from pipelines.kernels.transformer.program import DecoderProgram
-from pipelines.quantization.calibration.calibrator import Calibrator
+from pipelines.quantization.calibrator import Calibrator
 from pipelines.quantization.qdq import embedding_tables
 from pipelines.quantization.qdq.scales import weight_qparams
 from pipelines.rewrites.driver import rewrite

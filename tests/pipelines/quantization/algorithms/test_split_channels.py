@@ -12,7 +12,7 @@ from helpers.rewriting import model, run
 from pipelines.core.errors import RequestError
 from pipelines.quantization.algorithms.equalize_channels import channel_statistics
 from pipelines.quantization.algorithms.split_channels import find_splits, split_channels, splittable
-from pipelines.quantization.calibration import auto_calibration
+from pipelines.quantization.calibration import auto_calibration, candidates
 from pipelines.quantization.calibration.auto_calibration import auto_calibrate
 from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.ptq import make_table
@@ -90,7 +90,7 @@ def test_onnx_files_get_copies_where_they_raise_the_held_out_sqnr(monkeypatch):
     exact = run(network, x=x)["y"][:, 1:, OUTPUT]
     error = np.abs(run(quantize(network, QuantRecipe(), table)[0], x=x)["y"][:, 1:, OUTPUT] - exact).mean()
     monkeypatch.setattr(auto_calibration, "SPLIT_GAIN", np.inf)
-    monkeypatch.setattr(auto_calibration, "WORST_GAIN", np.inf)
+    monkeypatch.setattr(candidates, "WORST_GAIN", np.inf)
     plain = auto_calibrate(network, QuantRecipe(), samples)
     assert plain.splitting == {}
     before = np.abs(run(quantize(network, QuantRecipe(), plain)[0], x=x)["y"][:, 1:, OUTPUT] - exact).mean()

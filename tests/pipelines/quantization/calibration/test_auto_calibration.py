@@ -11,7 +11,7 @@ from pipelines.core.batches import length
 from pipelines.core.errors import RequestError
 from pipelines.graph import io, reference_session
 from pipelines.quantization.calibration import auto_calibration as module
-from pipelines.quantization.calibration import effort
+from pipelines.quantization.calibration import candidates, effort
 from pipelines.quantization.calibration.auto_calibration import auto_calibrate
 from pipelines.quantization.calibration.calibrate import observe
 from pipelines.quantization.calibration.effort import split_held_out
@@ -256,8 +256,8 @@ def test_a_fast_calibration_opens_one_session_a_candidate(monkeypatch):
         reference_session, "session", lambda *args, **options: (opened.append(args[1]), session(*args, **options))[1]
     )
     auto_calibrate(mlp(), QuantRecipe(), samples(400), 400, effort="fast")
-    candidates = 2 * (len(module.OBSERVERS) + 1) + 1  # with and without smoothing; the best, for its corrected biases
-    assert len(quantized) <= candidates and len(opened) <= len(quantized) + 10
+    tried = 2 * (len(module.OBSERVERS) + 1) + 1  # with and without smoothing; the best, for its corrected biases
+    assert len(quantized) <= tried and len(opened) <= len(quantized) + 10
 
 
 def test_candidates_are_judged_on_a_part_until_they_are_close(monkeypatch):
@@ -270,7 +270,7 @@ def test_candidates_are_judged_on_a_part_until_they_are_close(monkeypatch):
         return errors(self, session, batches)
 
     monkeypatch.setattr(module.OutputSqnr, "errors", count)
-    monkeypatch.setattr(module, "CLOSE", 0.0)  # the first and the best alone go on
+    monkeypatch.setattr(candidates, "CLOSE", 0.0)  # the first and the best alone go on
     module.auto_calibrate(mlp(), QuantRecipe(correct=False), samples(400), 400, effort="default")
     assert judged.count((0, 2)) >= 4 and judged.count((2, 7)) in (0, 2) and len(judged) <= 8, judged
 
@@ -284,7 +284,7 @@ def test_tables_that_differ_in_corrections_alone_are_quantized_once(monkeypatch)
     tables = quantized_tables(monkeypatch)
     table = auto_calibrate(mlp(), QuantRecipe(), samples(64), 64)
     assert table.rounding and not any(tried.bias or tried.rounding for tried in tables)
-    shared = module._Int8Models(Quantizer(mlp(), QuantRecipe()))
+    shared = candidates.Int8Models(Quantizer(mlp(), QuantRecipe()))
     for candidate in (replace(table, bias={}, rounding={}), table, replace(table, bias={})):
         assert io.digest(shared.of(candidate)) == io.digest(quantize(mlp(), QuantRecipe(), candidate)[0])
 

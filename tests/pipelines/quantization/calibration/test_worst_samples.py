@@ -6,7 +6,7 @@ from helpers.arrays import normals
 from helpers.rewriting import mlp, model
 
 from pipelines.graph import reference_session
-from pipelines.quantization.calibration import auto_calibration, effort
+from pipelines.quantization.calibration import auto_calibration, candidates, effort
 from pipelines.quantization.calibration.compared_outputs import Errors, OutputSqnr
 from pipelines.quantization.ptq import make_table
 from pipelines.quantization.quantizer import quantize
@@ -46,11 +46,11 @@ def test_the_lowest_are_the_worst_of_all_samples(count, worst):
     ],
 )
 def test_close_candidates_are_chosen_by_their_worst_samples(sqnr, worst, best, monkeypatch):
-    monkeypatch.setattr(auto_calibration, "_is_plain", lambda table: False)
+    monkeypatch.setattr(candidates, "_is_plain", lambda table: False)
     tables, errors = [str(number) for number in range(3)], [of_decibel(ratio, ratio) for ratio in sqnr]
-    chosen = auto_calibration._best(tables, errors, lambda close: [worst[int(name)] for name in close])
+    chosen = candidates.select_table(tables, errors, lambda close: [worst[int(name)] for name in close])
     assert chosen == (str(best), errors[best])
-    assert auto_calibration._best(tables, errors, None)[0] == str(np.argmax(sqnr) if max(sqnr) > sqnr[0] + 1 else 0)
+    assert candidates.select_table(tables, errors, None)[0] == str(np.argmax(sqnr) if max(sqnr) > sqnr[0] + 1 else 0)
 
 
 def of_decibel(overall, mean):
@@ -70,10 +70,10 @@ def of_decibel(overall, mean):
 def test_none_is_kept_whose_samples_together_have_more_error_than_with_minmax(
     overall, mean, plain, best, worst, monkeypatch
 ):
-    monkeypatch.setattr(auto_calibration, "_is_plain", lambda table: table == str(plain))
+    monkeypatch.setattr(candidates, "_is_plain", lambda table: table == str(plain))
     errors = [of_decibel(*pair) for pair in zip(overall, mean, strict=True)]
     lowest = (lambda close: [worst[int(name)] for name in close]) if worst else None
-    assert auto_calibration._best(["0", "1", "2"], errors, lowest)[0] == str(best)
+    assert candidates.select_table(["0", "1", "2"], errors, lowest)[0] == str(best)
 
 
 def test_the_worst_samples_decide_in_a_calibration(monkeypatch):
@@ -91,7 +91,7 @@ def test_the_worst_samples_decide_in_a_calibration(monkeypatch):
         return sqnr.mean(), np.sort(sqnr)[:8].mean()
 
     mean, worst = calibrated()
-    monkeypatch.setattr(auto_calibration, "WORST", 0)
+    monkeypatch.setattr(candidates, "WORST", 0)
     mean_before, worst_before = calibrated()
     assert worst > worst_before + 1 and mean > mean_before - 1
 
@@ -106,7 +106,7 @@ def test_no_further_samples_are_computed_for_candidates_that_are_far_behind(monk
     )
     for far, count in ((0.0, 0), (np.inf, 2)):
         computed.clear()
-        monkeypatch.setattr(auto_calibration, "FAR", far)
+        monkeypatch.setattr(candidates, "FAR", far)
         auto_calibration.auto_calibrate(mlp(), QuantRecipe(correct=False), samples, 512, effort="default")
         assert sum(start == 8 and stop > 8 for start, stop in computed) >= count and (count or (8, 32) not in computed)
 

@@ -8,7 +8,7 @@ from helpers.rewriting import model, run
 from pipelines.core.errors import RequestError
 from pipelines.graph import io
 from pipelines.quantization.calibration.auto_calibration import auto_calibrate
-from pipelines.quantization.calibration.calibrator import Calibrator
+from pipelines.quantization.calibrator import Calibrator
 from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
 
