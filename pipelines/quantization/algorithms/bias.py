@@ -67,7 +67,7 @@ class Bias:
                 return None
             return cls(layer, parts[1].astype(np.float64), parts[0])
         weight, x = query.dequantized(layer.inputs[1]), layer.inputs[0]
-        source = x.producer() if x is not None else None
+        source = query.producer(x)
         x_scale = None
         if source is not None and source.op_type == "DequantizeLinear":
             x_scale = query.constant(source.inputs[1])

@@ -113,7 +113,7 @@ def _is_open(node: ir.Node) -> bool:
     waiting = [node.inputs[0]]
     while waiting:
         value = waiting.pop()
-        producer = value.producer() if value is not None else None
+        producer = query.producer(value)
         if producer is not None and producer.op_type in MOVES:
             waiting += producer.inputs if producer.op_type == "Concat" else producer.inputs[:1]
         elif value is None or not value.is_graph_input():

@@ -132,7 +132,7 @@ class Weights:
             The weights, or None if the layer has none or shares their DequantizeLinear.
         """
         weight = layer.inputs[1] if len(layer.inputs) > 1 else None
-        parts, producer = query.dequantized(weight), weight.producer() if weight is not None else None
+        parts, producer = query.dequantized(weight), query.producer(weight)
         initializer = producer.inputs[0] if producer is not None else None
         if parts is None or parts[0].dtype != np.int8 or weight is None or initializer is None:
             return None

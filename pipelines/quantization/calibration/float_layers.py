@@ -230,12 +230,9 @@ def _float_inputs(node: ir.Node, originals: Mapping[str, ir.Value | None]) -> di
     """Returns the names of the float inputs of a layer of an int8 model, or its float weights, by position."""
     inputs: dict[int, str | Array] = {}
     for index, x in enumerate(node.inputs):
-        dequantize = x.producer() if x is not None else None
-        quantized = (
-            dequantize.inputs[0] if dequantize is not None and query.is_op(dequantize, "DequantizeLinear") else None
-        )
-        quantize = quantized.producer() if quantized is not None else None
-        if quantize is not None and query.is_op(quantize, "QuantizeLinear") and quantize.inputs[0] is not None:
+        dequantize = query.producer(x, "DequantizeLinear")
+        quantize = query.producer(dequantize.inputs[0] if dequantize is not None else None, "QuantizeLinear")
+        if quantize is not None and quantize.inputs[0] is not None:
             inputs[index] = str(quantize.inputs[0].name)
     weights, exact = Weights.of(node), query.constant(originals.get(str(node.name)))
     if weights is not None and exact is not None and exact.shape == weights.integers.shape:

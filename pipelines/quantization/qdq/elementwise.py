@@ -69,7 +69,7 @@ def gates_rows(node: ir.Node) -> bool:
     indices = activation_inputs(node) if node.op_type == "Mul" and query.rank(node.outputs[0]) == 2 else []
     factors = [node.inputs[index] for index in indices]
     for gate, other in (factors, factors[::-1]) if len(factors) == 2 else ():
-        source = gate.producer() if gate is not None else None
+        source = query.producer(gate)
         if source is not None and source.op_type in GATES and source.inputs[0] is not other:  # x sigmoid(x) is SiLU
             return True
     return False
@@ -136,7 +136,7 @@ def _source(value: ir.Value) -> ir.Node | None:
     node = value.producer()
     while node is not None and (moves(node) or _is_function(node)):
         data = node.inputs[activation_inputs(node)[0]]
-        node = data.producer() if data is not None else None
+        node = query.producer(data)
     return node
 
 

@@ -294,7 +294,7 @@ def keep_reduced_axes(reduction: ir.Node, taken: set[str]) -> ir.Node | None:
     if not reduction.op_type.startswith("Reduce"):
         return None
     x, y = reduction.inputs[0], reduction.outputs[0]
-    product = x.producer() if x is not None else None
+    product = query.producer(x)
     if product is None or product.op_type != "MatMul" or _op_type(product.inputs[1]) != "DequantizeLinear":
         return None
     axes = (
@@ -475,7 +475,7 @@ def needs_output_qdq(node: ir.Node) -> bool:
 
 def _op_type(x: ir.Value | None) -> str:
     """Operator type of the producer, "" for a graph input or a constant."""
-    producer = x.producer() if x is not None else None
+    producer = query.producer(x)
     return "" if producer is None else producer.op_type
 
 

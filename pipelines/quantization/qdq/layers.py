@@ -80,7 +80,7 @@ def integer_layers(model: ir.Model) -> str:
         weight = node.inputs[1] if node.op_type in (*LAYERS, "ConvTranspose") and len(node.inputs) > 1 else None
         if query.constant(weight) is not None:
             return ""
-        producer = weight.producer() if weight is not None else None
+        producer = query.producer(weight)
         stored = producer is not None and producer.op_type == "DequantizeLinear"
         if stored and producer is not None and producer.inputs[0] is not None and producer.inputs[0].dtype is not None:
             kind = f"{node.op_type} of {producer.inputs[0].dtype.name.lower()} weights"

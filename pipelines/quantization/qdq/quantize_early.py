@@ -97,7 +97,7 @@ class QuantizeEarly(Rewrite):
         """Move `quantize` before the operator that it reads: 1, or 0 where it stays."""
         qparams = _qparams(quantize)
         x = quantize.inputs[0]
-        move = x.producer() if x is not None else None
+        move = query.producer(x)
         if x is None or move is None or qparams is None or qparams[0].size != 1:
             return 0
         if move.op_type == "DequantizeLinear":

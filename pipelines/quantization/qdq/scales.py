@@ -317,7 +317,7 @@ def dequantized_qparams(x: ir.Value | None) -> QParams | None:
     Returns:
         (scale, zero point), or None if `x` is no dequantized int8 tensor.
     """
-    producer = x.producer() if x is not None else None
+    producer = query.producer(x)
     return qparams_of(producer) if producer is not None and producer.op_type == "DequantizeLinear" else None
 
 

@@ -121,7 +121,7 @@ def skip_normalization(model: IncrementalModel) -> None:
     main = model.step.graph
     main.opset_imports["com.microsoft"] = 1
     for norm in [node for node in main if node.op_type == "LayerNormalization"]:
-        total = norm.inputs[0].producer() if norm.inputs[0] is not None else None
+        total = query.producer(norm.inputs[0])
         if (
             total is None
             or total.op_type != "Add"
@@ -155,7 +155,7 @@ def unmerged(model: IncrementalModel) -> None:
     for main in (model.step.graph, model.encoder.graph):
         taken = query.used_names(main)
         for split in [node for node in main if node.op_type == "Split"]:
-            added = split.inputs[0].producer() if split.inputs[0] is not None else None
+            added = query.producer(split.inputs[0])
             layer = added.inputs[0].producer() if added is not None and added.op_type == "Add" else added
             if added is None or layer is None or layer.op_type not in ("Gemm", "MatMul"):
                 continue

@@ -190,7 +190,7 @@ def is_integer(node: ir.Node) -> bool:
     Args:
         node: Operator.
     """
-    dequantize = [None if value is None else value.producer() for value in node.inputs]
+    dequantize = [query.producer(value) for value in node.inputs]
     if any(producer is None or producer.op_type != "DequantizeLinear" for producer in dequantize):
         return False
     zeros = [query.constant(input_at(producer, 2)) for producer in dequantize if producer is not None]

@@ -425,7 +425,7 @@ def _open_bytes(model: ir.Model) -> None:
         if node.op_type == "DequantizeLinear":
             continue
         for position, value in enumerate(node.inputs):
-            producer = None if value is None else value.producer()
+            producer = query.producer(value)
             qparams = None if value is None else _qparams(value)
             if value is None or producer is None or qparams is None:
                 continue
@@ -452,5 +452,5 @@ def _qparams(value: ir.Value) -> list[ir.Value | None] | None:
     """The scale and zero point of bytes; None for other values."""
     node = value.producer()
     while node is not None and node.op_type in MOVES:
-        node = node.inputs[0].producer() if node.inputs[0] is not None else None
+        node = query.producer(node.inputs[0])
     return list(node.inputs[1:3]) if node is not None and node.op_type == "QuantizeLinear" else None

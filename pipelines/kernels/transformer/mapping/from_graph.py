@@ -306,7 +306,7 @@ class GraphMapper(RowMapper):
     def _embedding_table(self, value: ir.Value) -> EmbeddingTable | None:
         """Returns the table where `value` is a Gather of its rows by tokens, optionally times a scalar; else None."""
         multiplier = 1.0
-        while (node := value.producer()) is not None and query.is_op(node, "Mul", "Div"):
+        while (node := query.producer(value, "Mul", "Div")) is not None:
             factor, multiplied = self.scalar(node.inputs[1]), node.inputs[0]
             if factor is None and node.op_type == "Mul":
                 factor, multiplied = self.scalar(node.inputs[0]), node.inputs[1]
@@ -329,8 +329,8 @@ class GraphMapper(RowMapper):
 
     def _normalized_table(self, value: ir.Value) -> EmbeddingTable | None:
         """Returns the table where `value` is a LayerNormalization of token embeddings, which are normalized here."""
-        node = value.producer()
-        if node is None or not query.is_op(node, "LayerNormalization"):
+        node = query.producer(value, "LayerNormalization")
+        if node is None:
             return None
         if (table := self._embedding_table(self.skip_qdq(node.inputs[0]))) is None:
             return None
@@ -355,8 +355,8 @@ class GraphMapper(RowMapper):
 
     def _gathered_table(self, value: ir.Value) -> Array | None:
         """Returns the constant matrix whose rows a Gather takes by tokens; None where `value` is no such Gather."""
-        node = value.producer()
-        if node is None or not query.is_op(node, "Gather") or node.attributes.get_int("axis", 0) != 0:
+        node = query.producer(value, "Gather")
+        if node is None or node.attributes.get_int("axis", 0) != 0:
             return None
         indices = self.skip_qdq(node.inputs[1])
         if indices.producer() is not None or indices.name != self.names[-1]:

@@ -126,8 +126,8 @@ class RowMapper(GraphDistances):
         Returns:
             x, the scale, float32 [columns], and epsilon; None where something else computes `value`.
         """
-        node = value.producer()
-        if node is None or not query.is_op(node, "Mul"):
+        node = query.producer(value, "Mul")
+        if node is None:
             return None
         for normalized, factors in (node.inputs, node.inputs[::-1]):
             scale, divide = self.constant(factors), self.skip_qdq(normalized).producer()

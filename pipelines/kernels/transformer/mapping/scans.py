@@ -58,12 +58,12 @@ class GraphScans(GraphValues):
         Returns:
             The layers of the forget gate and of the value; None where something else computes `value`.
         """
-        relu = value.producer()
-        if relu is None or not query.is_op(relu, "Relu"):
+        relu = query.producer(value, "Relu")
+        if relu is None:
             return None
         cells = self.skip_qdq(relu.inputs[0])
-        scan = cells.producer()
-        if scan is None or not query.is_op(scan, "Scan"):
+        scan = query.producer(cells, "Scan")
+        if scan is None:
             return None
         keep, product = self._scan_inputs(value, scan, cells, RECURRENCE)
         sigmoid, mul = keep.producer(), product.producer()
@@ -121,13 +121,13 @@ class GraphScans(GraphValues):
         Returns:
             The gated value and the layer of the gate; None where something else computes `value`.
         """
-        node = value.producer()
-        if node is None or not query.is_op(node, "Mul"):
+        node = query.producer(value, "Mul")
+        if node is None:
             return None
         factors: Sequence[ir.Value] = [self.skip_qdq(factor) for factor in node.inputs]
         for gated, factor in (factors, factors[::-1]):
-            sigmoid = factor.producer()
-            if sigmoid is None or not query.is_op(sigmoid, "Sigmoid"):
+            sigmoid = query.producer(factor, "Sigmoid")
+            if sigmoid is None:
                 continue
             before = self.skip_qdq(sigmoid.inputs[0])
             layer = self._linear_layer(before)
@@ -138,9 +138,9 @@ class GraphScans(GraphValues):
 
 def _is_sum_of_product(value: ir.Value, a: ir.Value, b: ir.Value, c: ir.Value) -> bool:
     """Whether value = a b + c."""
-    total = value.producer()
-    if total is None or not query.is_op(total, "Add") or c not in total.inputs:
+    total = query.producer(value, "Add")
+    if total is None or c not in total.inputs:
         return False
     (other,) = [summand for summand in total.inputs if summand is not c] or [None]
-    product = None if other is None else other.producer()
+    product = query.producer(other)
     return product is not None and query.is_op(product, "Mul") and {*product.inputs} == {a, b}

@@ -95,7 +95,7 @@ class GraphValues:
         Returns:
             The array; None if the value is not constant.
         """
-        node = value.producer() if value is not None else None
+        node = query.producer(value)
         if (array := query.constant(value)) is not None or node is None:
             return array
         if (quantized := query.dequantized(value)) is not None:
@@ -148,7 +148,7 @@ class GraphValues:
             and integers.ndim == 2
             and symmetric
         ):
-            node = value.producer() if value is not None else None
+            node = query.producer(value)
             assert node is not None
             if scale.size == 1 or node.attributes.get_int("axis", 1) % 2 != transposed:
                 integers = integers.T if transposed else integers
@@ -286,7 +286,7 @@ class GraphValues:
     def _scores(self, softmax: ir.Node) -> tuple[ir.Node, float, list[ir.Value | None]]:
         """Returns the MatMul of queries and keys before a Softmax, its scale, and its additive masks."""
         scale, masks, value = 1.0, [], self.skip_qdq(softmax.inputs[0])
-        while (node := value.producer()) is not None and query.is_op(node, "Div", "Mul", "Add"):
+        while (node := query.producer(value, "Div", "Mul", "Add")) is not None:
             factor = self.scalar(node.inputs[1])
             if node.op_type == "Add":
                 producers = [self.skip_qdq(x).producer() for x in node.inputs]
@@ -313,8 +313,8 @@ class GraphValues:
 
     def _before_transpose(self, reader: ir.Value, value: ir.Value, perm: list[int]) -> ir.Value:
         """Returns the input of the Transpose `perm` that computes `value`; refuses `reader` for anything else."""
-        node = value.producer()
-        if node is None or not query.is_op(node, "Transpose") or list(node.attributes.get_ints("perm", [])) != perm:
+        node = query.producer(value, "Transpose")
+        if node is None or list(node.attributes.get_ints("perm", [])) != perm:
             self.refuse(reader, f"expected a Transpose {perm} of the heads before it")
         return self.skip_qdq(node.inputs[0])
 
@@ -329,7 +329,7 @@ class GraphValues:
             The linear layer, its heads, and the scalar that multiplies it.
         """
         value, scale = self.skip_qdq(heads), 1.0
-        while (node := value.producer()) is not None and query.is_op(node, "Mul", "Div"):
+        while (node := query.producer(value, "Mul", "Div")) is not None:
             if not (factor := self.scalar(node.inputs[1])):
                 self.refuse(value, "heads of attention scaled by more than one number")
             scale, value = (scale * factor if node.op_type == "Mul" else scale / factor), self.skip_qdq(node.inputs[0])

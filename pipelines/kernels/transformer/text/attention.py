@@ -154,7 +154,7 @@ class AttentionMapper(GraphMapper):
             swapped: Whether the last two axes are swapped once more.
         """
         axes, value = [0, 1, 3, 2] if swapped else [0, 1, 2, 3], self.skip_qdq(value)
-        while (node := value.producer()) is not None and query.is_op(node, "Transpose"):
+        while (node := query.producer(value, "Transpose")) is not None:
             perm = node.attributes.get_ints("perm", [])
             if len(perm) != len(axes):
                 break
@@ -281,18 +281,18 @@ class AttentionMapper(GraphMapper):
             self.refuse(reader, "expected a Transpose of the heads before it")
         rows = value.producer()
         source = self.skip_qdq(rows.inputs[0]) if query.is_op(rows, "Reshape") and rows is not None else value
-        if (node := source.producer()) is None or not query.is_op(node, "LayerNormalization"):
+        if (node := query.producer(source, "LayerNormalization")) is None:
             return _Operand(*self.heads_of(value), scale, norm, rotary, None)
         row_norm = self._layer_norm_parameters(source, node)
         return _Operand(*self.heads_of(value, node.inputs[0]), scale, norm, rotary, row_norm)
 
     def _repeated(self, reshape: ir.Node) -> ir.Value | None:
         """Returns the heads that Unsqueeze, Expand and a Reshape repeat in place; None for another Reshape."""
-        expand = self.skip_qdq(reshape.inputs[0]).producer()
-        if expand is None or not query.is_op(expand, "Expand"):
+        expand = query.producer(self.skip_qdq(reshape.inputs[0]), "Expand")
+        if expand is None:
             return None
-        unsqueeze = self.skip_qdq(expand.inputs[0]).producer()
-        if unsqueeze is None or not query.is_op(unsqueeze, "Unsqueeze"):
+        unsqueeze = query.producer(self.skip_qdq(expand.inputs[0]), "Unsqueeze")
+        if unsqueeze is None:
             return None
         return unsqueeze.inputs[0] if query.integers(unsqueeze, "axes", 1) == [2] else None
 

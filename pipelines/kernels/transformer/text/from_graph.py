@@ -112,8 +112,8 @@ class _TextMapper(AttentionMapper):
         """Returns x of Concat(x before, ..., x, ..., x behind), each a Slice of x with rows of zeros at both ends."""
         pads, count = set[ir.Node | None](), len(concat.inputs)
         for i, part in enumerate(concat.inputs):
-            slices = self.skip_qdq(part).producer()
-            if slices is None or not query.is_op(slices, "Slice") or len(slices.inputs) != 4:
+            slices = query.producer(self.skip_qdq(part), "Slice")
+            if slices is None or len(slices.inputs) != 4:
                 return None
             start, end, axis = (query.integers(slices, key, k) for k, key in enumerate(("starts", "ends", "axes"), 1))
             last = end is not None and end[0] >= LONGEST if i == count - 1 else end == [i + 1 - count]
@@ -128,7 +128,7 @@ class _TextMapper(AttentionMapper):
             or pad.attributes.get_string("mode", "constant") != "constant"
         ):
             return None
-        edge, before = count // 2, pad.inputs[0].producer() if pad.inputs[0] is not None else None
+        edge, before = count // 2, query.producer(pad.inputs[0])
         zero = before.inputs[2] if before is not None and query.is_op(before, "QuantizeLinear") else None
         value, zero_point = (np.array(0) if x is None else self.constant(x) for x in ((*pad.inputs, None)[2], zero))
         if value is None or value != zero_point or query.integers(pad, "pads", 1) != [0, edge, 0, 0, edge, 0]:

@@ -155,8 +155,8 @@ class OutputMapper:
             if kind == "ReduceMax" and (one is None or one.tolist() not in ([1], [-2]) or _keeps(node)):
                 return None
             value = self.mapper.skip_qdq(node.inputs[int(constants[0] is not None)])
-        node = value.producer()
-        if node is None or not query.is_op(node, "Add"):
+        node = query.producer(value, "Add")
+        if node is None:
             return None
         summands = [self.mapper.skip_qdq(summand) for summand in node.inputs]
         masks = [self._reads_mask(summand) for summand in summands]
