@@ -13,6 +13,7 @@ from typing import Any
 
 import zoo
 from pipelines.analysis import markdown
+from pipelines.analysis.markdown import BENCHMARKS, MODELS, PEERS, ROOT
 from pipelines.core import files
 from pipelines.models.family import Reported, ReportSections
 from pipelines.models.hub import Card, Hub
@@ -25,12 +26,8 @@ from scripts import render_servers as servers
 from scripts.peers.quantization import own_models as peers
 from scripts.peers.recommenders import beyond_memory, dlrm_v2, tables
 
-ROOT = Path(__file__).resolve().parent.parent
-MODELS = ROOT / "MODELS.md"
-BENCHMARKS = ROOT / "docs" / "benchmarks.md"
 README = ROOT / "README.md"
 CHART = ROOT / "docs" / "speed.svg"
-PEERS = ROOT / "scripts" / "peers" / "reports"
 SHIPPED = Hub(zoo.SHIPPED)
 MODELS_HEAD = """# Models
 

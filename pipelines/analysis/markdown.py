@@ -10,6 +10,10 @@ from typing import Any, NamedTuple
 
 from pipelines.core import files
 
+ROOT = Path(__file__).resolve().parents[2]  # of the checkout, whose pages show the reports
+MODELS = ROOT / "MODELS.md"
+BENCHMARKS = ROOT / "docs" / "benchmarks.md"
+PEERS = ROOT / "scripts" / "peers" / "reports"
 TERMINAL = 120  # columns of a terminal
 
 

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from pipelines.graph import edit, query
 
+MASKED = -1e9  # added to scores and logits that a softmax or a maximum leaves out
+
 
 class GraphBuilder:
     """Appends operators to a graph; Python numbers and arrays among the inputs become initializers.

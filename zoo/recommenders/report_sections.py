@@ -6,12 +6,20 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import zoo
-from pipelines.analysis.markdown import Report, cpu_column, link, newest, reports, source, stored_megabytes, table
+from pipelines.analysis.markdown import (
+    BENCHMARKS,
+    MODELS,
+    Report,
+    cpu_column,
+    link,
+    newest,
+    reports,
+    source,
+    stored_megabytes,
+    table,
+)
 from pipelines.models.hub import Hub
 
-ROOT = zoo.SHIPPED.parents[1]
-MODELS = ROOT / "MODELS.md"
-BENCHMARKS = ROOT / "docs" / "benchmarks.md"
 OVERVIEW = "rows/s of the model in batches of 512"
 
 

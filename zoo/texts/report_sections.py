@@ -6,13 +6,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import zoo
-from pipelines.analysis.markdown import Report, cpu_column, link, newest, reports, source, table
+from pipelines.analysis.markdown import (
+    BENCHMARKS,
+    MODELS,
+    PEERS,
+    Report,
+    cpu_column,
+    link,
+    newest,
+    reports,
+    source,
+    table,
+)
 from pipelines.models.hub import Hub
 
-ROOT = zoo.SHIPPED.parents[1]
-BENCHMARKS = ROOT / "docs" / "benchmarks.md"
-MODELS = ROOT / "MODELS.md"
-PEERS = ROOT / "scripts" / "peers" / "reports"
 OVERVIEW = "texts/s of a stream of mixed lengths, sorted by length"
 LOWEST = {"least_cosine": ".4f", "cosine_below_99": ".2%"}  # see `zoo.texts.metrics.lowest`
 OWN_ENGINES = ("zoo", "zoo-two-threads")

@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 
 import zoo
 from pipelines.analysis.markdown import (
+    BENCHMARKS,
+    MODELS,
+    PEERS,
     Report,
     cpu_column,
     link,
@@ -18,10 +21,6 @@ from pipelines.analysis.markdown import (
 )
 from pipelines.models.hub import Hub
 
-ROOT = zoo.SHIPPED.parents[1]
-MODELS = ROOT / "MODELS.md"
-BENCHMARKS = ROOT / "docs" / "benchmarks.md"
-PEERS = ROOT / "scripts" / "peers" / "reports"
 OVERVIEW = "sentences/s from text to text"
 OURS = ("zoo-native", "zoo-int8")  # their speed-up over the other engines is shown
 LISTED = "zoo-shortlist"  # engine whose speed-up is listed where it was timed

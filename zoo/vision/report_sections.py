@@ -6,13 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import zoo
-from pipelines.analysis.markdown import Report, cpu_column, newest, reports, source, table
+from pipelines.analysis.markdown import BENCHMARKS, MODELS, PEERS, Report, cpu_column, newest, reports, source, table
 from pipelines.models.hub import Hub
 
-ROOT = zoo.SHIPPED.parents[1]
-MODELS = ROOT / "MODELS.md"
-BENCHMARKS = ROOT / "docs" / "benchmarks.md"
-PEERS = ROOT / "scripts" / "peers" / "reports"
 OVERVIEW = "ms per photo, JPEG to label"
 
 

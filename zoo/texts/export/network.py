@@ -8,9 +8,10 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
+from pipelines.graph.builder import MASKED
 from zoo.texts.export.decoder import decode
 from zoo.texts.export.disentangled import position_index, position_scores
-from zoo.texts.export.positions import MASKED, distance_bias, rotary_angles
+from zoo.texts.export.positions import distance_bias, rotary_angles
 from zoo.texts.models.architectures.base import Floats
 from zoo.texts.models.config import ModelConfig
 from zoo.training.onnx_builder import Writer

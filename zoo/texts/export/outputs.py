@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from pipelines.graph.builder import MASKED
+from pipelines.kernels.transformer.text.program import SHORTEST
 from zoo.texts.export.network import FLOAT, HIDDEN, INT64, NetworkWriter
-from zoo.texts.export.positions import MASKED
 from zoo.texts.models.architectures import ARCHITECTURES
 from zoo.texts.models.config import EMBEDDING, LATE, SCORES
-
-MIN_NORM = 1e-12  # of an embedding, before L2 normalization
 
 
 class OutputWriter(NetworkWriter):
@@ -56,7 +55,7 @@ class OutputWriter(NetworkWriter):
             Output, of the shape of the input.
         """
         norm = self.add("ReduceL2", [x, self.constant("row_axis", [axis])], "size", keepdims=1)
-        norm = self.add("Max", [norm, self.constant("shortest", MIN_NORM)], "size.clipped")
+        norm = self.add("Max", [norm, self.constant("shortest", SHORTEST)], "size.clipped")
         return self.add("Div", [x, norm], result)
 
     def dense_activation(self, x: ir.Value, path: str, kind: str, result: str = "") -> ir.Value:

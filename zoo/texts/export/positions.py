@@ -7,11 +7,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from pipelines.graph.builder import MASKED
 from zoo.texts.models.architectures.base import Floats
 from zoo.texts.models.config import ModelConfig, Rotary
 from zoo.training.relative_positions import relative_buckets
-
-MASKED = -1e9  # added to attention scores that a token must not see: their softmax is 0
 
 
 def distance_bias(config: ModelConfig, weights: Mapping[str, Floats], local: bool) -> Floats | None:

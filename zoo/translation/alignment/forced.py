@@ -18,12 +18,12 @@ from pipelines.engines.native.translation import NativeTranslator
 from pipelines.engines.session import Session
 from pipelines.models.folder import ModelFolder, derived_graph
 from pipelines.models.pipeline import PRECISIONS
-from zoo.translation.data.tokens import START, Tokens, batch_by_tokens, pad
+from zoo.translation.data.tokens import LOGITS, SOURCE, START, TARGET, Tokens, batch_by_tokens, pad
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-SOURCE, TARGET, MEMORY, LOGITS, ATTENTION = "source", "target", "memory", "logits", "attention"
+ATTENTION = "attention"
 FORM = 1  # version of the graphs
 MAX_VALUES = 1 << 24  # logits of a batch, in float32
 MAX_SENTENCES, MAX_TOKENS = 32, 1024  # of a batch

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 PAD, UNKNOWN, START, END = 0, 1, 2, 3  # tokens of every vocabulary
+SOURCE, TARGET, MEMORY, LOGITS = "source", "target", "memory", "logits"  # values of the graph of a model
 POSITIONS = 512  # default maximum number of tokens of a sentence
 
 Tokens = NDArray[np.int32]

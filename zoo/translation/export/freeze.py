@@ -11,19 +11,17 @@ import onnx_ir as ir
 from torch import nn
 
 from pipelines.graph import edit, io, query
+from pipelines.graph.builder import MASKED
 from pipelines.graph.infer import infer_shapes
 from zoo.training.onnx_builder import OPSET, Writer
 from zoo.training.relative_positions import relative_buckets
 from zoo.translation.data.parallel_text import VOCABULARY
-from zoo.translation.data.tokens import PAD
+from zoo.translation.data.tokens import LOGITS, MEMORY, PAD, SOURCE, TARGET
 from zoo.translation.models.checkpoints import MODEL, STATE, load_model
 from zoo.translation.models.layers import Attention, Average, FeedForward, Layer, Recurrence, Residual
 
 if TYPE_CHECKING:
     from zoo.translation.models.transformer import Transformer
-
-SOURCE, TARGET, MEMORY, LOGITS = "source", "target", "memory", "logits"
-MASKED = -1e9  # added to an attention score: its softmax is 0
 
 
 def freeze(folder: str | Path, build: type[Transformer]) -> dict[str, Any]:

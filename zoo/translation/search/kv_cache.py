@@ -13,16 +13,14 @@ from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
 from pipelines.graph import edit
-from pipelines.graph.builder import GraphBuilder
+from pipelines.graph.builder import MASKED, GraphBuilder
 from pipelines.kernels.transformer.mapping.from_graph import GraphMapper
 from pipelines.kernels.transformer.operations import CrossAttention, Embedding, RowLinear
-from zoo.translation.data.tokens import PAD
+from zoo.translation.data.tokens import LOGITS, MEMORY, PAD, SOURCE, TARGET
 from zoo.translation.search.beam_search import Integers, Step
-from zoo.translation.search.step_graph import LOGITS, MASK, PARENTS, POSITION, TOKENS, Cache, StepWriter, linear
+from zoo.translation.search.step_graph import MASK, PARENTS, POSITION, TOKENS, Cache, StepWriter, linear
 
-SOURCE, TARGET, MEMORY = "source", "target", "memory"  # values of the frozen graph
 CACHES = "int8-zoo.caches"  # the key under which `step_with_caches` stores the caches
-MASKED = -1e9  # added to the scores of padding
 
 
 @dataclass(frozen=True)

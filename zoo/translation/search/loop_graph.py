@@ -10,10 +10,10 @@ import onnx_ir as ir
 
 from pipelines.graph import query
 from pipelines.graph.builder import GraphBuilder
-from zoo.translation.data.tokens import END, PAD, START
+from zoo.translation.data.tokens import END, LOGITS, PAD, START
 from zoo.translation.search.beam_search import MIN_SCORE
 from zoo.translation.search.kv_cache import IncrementalModel
-from zoo.translation.search.step_graph import LOGITS, PARENTS, POSITION, TOKENS
+from zoo.translation.search.step_graph import PARENTS, POSITION, TOKENS
 
 BEAM, BEST, PENALTY, GROWTH = "beam", "best", "length_penalty", "growth"
 SCORES = "scores"

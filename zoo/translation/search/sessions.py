@@ -11,11 +11,12 @@ from pipelines.engines.catalog import load
 from pipelines.engines.session import Session
 from pipelines.models.folder import ModelFolder, derived_graph
 from pipelines.models.pipeline import PRECISIONS
+from zoo.translation.data.tokens import LOGITS, MEMORY, SOURCE, TARGET
 
 if TYPE_CHECKING:  # onnx, which the native engine does not need
     from zoo.translation.search.step_graph import Cache
 
-ENCODER = (["source"], ["memory"])  # inputs and outputs of the encoder's part of the graph
+ENCODER = ([SOURCE], [MEMORY])  # inputs and outputs of the encoder's part of the graph
 
 
 def split_sessions(path: Path, engine: str, threads: int = 1, precision: str = "") -> tuple[Session, Session]:
@@ -33,7 +34,7 @@ def split_sessions(path: Path, engine: str, threads: int = 1, precision: str = "
     from pipelines.graph import edit, io
 
     whole = io.load(path)
-    cuts = (ENCODER, (["source", "memory", "target"], ["logits"]))
+    cuts = (ENCODER, ([SOURCE, MEMORY, TARGET], [LOGITS]))
     encoder, decoder = (
         load(path, engine, threads, precision, io.serialized(edit.extract(whole, *cut))) for cut in cuts
     )

@@ -30,8 +30,9 @@ from pipelines.kernels.transformer.operations import (
     Sum,
     Vocabulary,
 )
+from zoo.translation.data.tokens import LOGITS
 
-LOGITS, TOKENS, PARENTS, POSITION, MASK = "logits", "tokens", "parents", "position", "memory.mask"
+TOKENS, PARENTS, POSITION, MASK = "tokens", "parents", "position", "memory.mask"
 FLOAT, INT64 = ir.DataType.FLOAT, ir.DataType.INT64
 Rows = tuple[ir.Value, int]  # float32 [rows, width] and that width
 
