@@ -61,9 +61,8 @@ class InteractingLayer(LazyModule):
 class AutoInt(LazyModule):
     """Interacting layers on the vectors of categories and numbers, with a deep network and first-order weights.
 
-    A vector of the log becomes one vector by a linear layer.
-
-    With `products` the dot products of all pairs of embeddings of categories are added.
+    A linear layer maps an input of kind "vector" to one vector. With `products` the dot products of all pairs of
+    embeddings of categories are added.
     """
 
     widths: ClassVar = {"deep": ("hidden",)}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DLRMConfig(TrainConfig):
-    """Settings.
+    """Training settings of DLRM.
 
     Attributes:
         bottom: Outputs of the hidden layers of the bottom network.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TwoTowerConfig(TrainConfig):
-    """Settings.
+    """Training settings of two towers.
 
     Attributes:
         tower_size: Size of the vectors.

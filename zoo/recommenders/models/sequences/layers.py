@@ -16,6 +16,8 @@ from zoo.recommenders.data.encoding import Field
 from zoo.recommenders.data.features import Features
 from zoo.recommenders.models.layers import Embeddings
 
+LARGE = 1e4  # subtracted from the scores of padding: its weight is exactly 0 in float32
+
 
 def sequences_of(features: Features) -> list[tuple[Field, Field]]:
     """Finds the sequences of a log.
@@ -235,9 +237,6 @@ class TargetAttention(nn.Module):
         else:
             shares = torch.sigmoid(scores) * mask
         return torch.bmm(shares[:, None], keys)[:, 0]
-
-
-LARGE = 1e4  # subtracted from the scores of padding: its weight is exactly 0 in float32
 
 
 class PReLU(nn.Module):
