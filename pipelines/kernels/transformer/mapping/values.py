@@ -300,7 +300,8 @@ class GraphValues:
                 self.refuse(value, "products of attention scaled by more than one number")
             scale = scale / factor if node.op_type == "Div" else scale * factor
             value = self.skip_qdq(node.inputs[0])
-        if node is None or not query.is_op(node, "MatMul"):
+        node = query.producer(value, "MatMul")
+        if node is None:
             self.refuse(value, "expected the products of queries and keys before a Softmax")
         return node, scale, masks
 
@@ -333,11 +334,8 @@ class GraphValues:
             if not (factor := self.scalar(node.inputs[1])):
                 self.refuse(value, "heads of attention scaled by more than one number")
             scale, value = (scale * factor if node.op_type == "Mul" else scale / factor), self.skip_qdq(node.inputs[0])
-        if (
-            node is not None
-            and query.is_op(node, "Transpose")
-            and list(node.attributes.get_ints("perm", [])) == [0, 1, 3, 2]
-        ):
+        node = query.producer(value, "Transpose")
+        if node is not None and list(node.attributes.get_ints("perm", [])) == [0, 1, 3, 2]:
             value, perm = self.skip_qdq(node.inputs[0]), [0, 2, 1, 3]
         return *self.heads_of(self._before_transpose(value, value, perm)), scale
 
