@@ -3,10 +3,9 @@
     python scripts/ship_model.py TRAINED_FOLDER NAME [FOLDER]
     python scripts/ship_model.py    # the public addresses in all cards of zoo/weights anew
 
-FOLDER is the package's folder of models, zoo/weights unless named. What is common to all versions of a model
-(description, data, licence, ...; of a translation model how it searches, preprocessing.search) is read from
-FOLDER/NAME/card.json, so write that first; this script fills in files, preprocessing, training and calibration. Metrics
-come from reports: see scripts/render.py.
+FOLDER is the package's folder of models, zoo/weights unless named. Write FOLDER/NAME/card.json first, with the fields
+that all versions of a model share: description, data, licence, ... and, for translation, preprocessing.search. This
+script fills in files, preprocessing, training and calibration. Metrics come from reports: see scripts/render.py.
 """
 
 from __future__ import annotations

@@ -2,16 +2,15 @@
 
     python scripts/synthesize_criteo.py -n 2000000 -o rows.tsv
 
-A row is a label, 13 integers and 26 categories of 8 hex digits, tab separated, empty where missing. Nothing comes from
-real rows but what is publicly known of the format: the fields, roughly how often each is empty, and how many values
-each category has in the Kaggle data (https://github.com/facebookresearch/dlrm prints these). Categories are skewed by
-Zipf's law, numbers are log-logistic.
+A row is a label, 13 integers and 26 categories of 8 hex digits, tab separated, empty where missing. No value comes from
+real rows. Public are the fields, the approximate share of empty values of a field, and the number of values of each
+category in the Kaggle data (https://github.com/facebookresearch/dlrm prints them). Categories are skewed by Zipf's law,
+numbers are log-logistic.
 
-The label follows a planted logistic model of hidden weights, one per category value and one per number's logarithm, the
-same for every
-seed: rows of one seed can train a model that is tested on rows of another. The seed only draws the rows. Rows come in
-blocks with a counter-based generator of their own each, so that the first n rows of a seed are the same bytes whatever
-n is.
+The label follows a planted logistic model with one weight per category value and one per number's logarithm. The
+weights are the same for every seed, so rows of one seed can train a model that is tested on rows of another. The seed
+draws the rows alone. Every block of rows has its own counter-based generator, so the first n rows of a seed are the
+same bytes for every n.
 """
 
 from __future__ import annotations

@@ -78,10 +78,10 @@ def require_options(owner: str, options: Iterable[str], allowed: Iterable[str]) 
     Args:
         owner: Name of the model or family, for the message.
         options: Names of the options.
-        allowed: Names of the options that it takes.
+        allowed: Names of the allowed options.
 
     Raises:
-        RequestError: It does not take one of them; the message lists those that it takes.
+        RequestError: An option is not allowed; the message lists the allowed options.
     """
     allowed = sorted(allowed)
     if unknown := sorted(set(options) - set(allowed)):

@@ -38,10 +38,10 @@ class Option(NamedTuple):
 class QuickestSession(Asynchronous):
     """Times its options on a batch of every size class and remembers the choice, see `timing.choose`.
 
-    The first batch that is smaller than those before it runs in the engine of the next larger size class, so the last
-    batch of a stream is not timed; the second one of its class is. If an option cannot be opened, the next fastest
-    takes its place. Options whose names end in `FLOAT` compute the float model of an int8 file; where one of them is
-    the fastest, a warning says so. Threads may share it.
+    The first batch of a smaller size class runs in the engine of the next larger class, so that the last batch of a
+    stream is not timed. The second batch of the class is timed. If an option cannot be opened, the next fastest takes
+    its place. Options whose names end in `FLOAT` compute the float model of an int8 file; where one of them is the
+    fastest, a warning says so. Threads may share it.
 
     Args:
         digest: Digest of the model that all options compute.

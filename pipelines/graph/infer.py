@@ -30,8 +30,8 @@ class _Failure(logging.Filter):
 def infer_shapes(model: ir.Model) -> None:
     """Infers types and shapes of all values, in place; sequences of tensors keep their type.
 
-    onnx infers them. Values that it leaves without a type, because an operator of another domain (com.microsoft)
-    computes them, get theirs from an onnxruntime session.
+    onnx infers them. Results of operators of other domains (com.microsoft), which onnx cannot infer, get their types
+    from an onnxruntime session.
 
     If shapes stated in the file contradict the inferred ones (edited inputs), all stated shapes within the graph are
     dropped. If inference fails for another reason, the model does not change.
@@ -108,7 +108,7 @@ def _ask_engine(model: ir.Model) -> bool:
 
 
 def _keep_sequences(graph: ir.Graph) -> None:
-    """Give sequences their type: of one that had none onnx_ir merges the type of an element, which makes a tensor."""
+    """Restores the type of sequences that had none: onnx_ir merges the tensor type of an element into it."""
     for node in graph:
         bodies = [attr.as_graph() for attr in node.attributes.values() if attr.type == ir.AttributeType.GRAPH]
         for body in bodies:

@@ -85,7 +85,7 @@ class _Session(ort.InferenceSession):  # type: ignore[misc]
     """Session that gets large tables as inputs of every run: onnxruntime would copy initializers twice.
 
     Attributes:
-        weights: What the session reads and does not keep alive.
+        weights: Arrays that the session reads without owning them.
     """
 
     weights: Mapping[str, ort.OrtValue] = MappingProxyType({})
@@ -213,7 +213,7 @@ def run(opened: ort.InferenceSession, batch: Batch, what: str = "samples") -> li
     Args:
         opened: Session.
         batch: Array for every graph input.
-        what: What the batch is one of, for the error message.
+        what: Name of the data that the batch is from, for the error message.
 
     Returns:
         All outputs, in order.

@@ -16,9 +16,9 @@ KEEPING = (  # the first axis, from their first input or from all
 def is_shared(graph: ir.Graph) -> bool:
     """Returns whether the first axis of all inputs may be the sample axis.
 
-    It is not if an input is a scalar, if first axes have different fixed sizes or one is dynamic, if an input has the
-    first axis of another one elsewhere (x [time, batch, 24] and h [batch, 32]), or if a recurrent layer or a Scan takes
-    the first axis of an input as time.
+    The result is false if an input is a scalar, if the first axes have different fixed sizes or only some have a fixed
+    size, if the first axis of one input is another axis of a second one (x [time, batch, 24] and h [batch, 32]), or if
+    a recurrent layer or a Scan uses a first axis as time.
 
     Args:
         graph: Main graph.

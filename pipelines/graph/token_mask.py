@@ -36,9 +36,9 @@ def mask_of(graph: ir.Graph) -> str | None:
 class Unpadded:
     """Samples of texts without the padding behind them, for repeated iteration.
 
-    Texts of one length come together, from the shortest, because a batch has one length. Samples stay as they are if
-    the graph fixes the number of tokens or of samples, has inputs with another dynamic axis, or if the mask of a batch
-    holds other values than 0 and 1, or zeros before or between ones.
+    A batch has texts of one length; the shortest texts come first. Samples are unchanged if the graph fixes the number
+    of tokens or samples, if an input has another dynamic axis, or if a mask has values other than 0 and 1 or zeros
+    before a one.
 
     Attributes:
         model: Model with a mask input, see `mask_of`.

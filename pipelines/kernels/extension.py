@@ -38,7 +38,7 @@ class InstructionSet(NamedTuple):
 def isas() -> list[str]:
     """Returns the instruction sets of this build and CPU, fastest first, such as "avx512", "avx2", "portable".
 
-    $ZOO_ISA excludes those before the one that it names. Without the extension the list is empty.
+    $ZOO_ISA excludes the instruction sets before the named one. Without the extension the list is empty.
 
     Raises:
         RequestError: $ZOO_ISA is none of them.

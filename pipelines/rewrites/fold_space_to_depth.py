@@ -81,7 +81,7 @@ def _blocks(node: ir.Node) -> tuple[ir.Value, Phase, list[Phase]] | None:
 
 
 def _phase(value: ir.Value) -> tuple[ir.Value, Phase, Phase] | None:
-    """(x, steps, first row and column) of a value that is each so many rows and columns of x; None for others."""
+    """Returns (x, steps, first row and column) of a strided slice of rows and columns of x; None for other values."""
     steps, starts = [1, 1], [0, 0]
     while query.is_op(node := value.producer(), "Slice"):
         assert node is not None

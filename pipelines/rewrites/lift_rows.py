@@ -1,4 +1,4 @@
-"""Computes one-dimensional convolutions, and what is between them, on images of one row."""
+"""Computes one-dimensional convolutions and the operators between them on images of one row."""
 
 from __future__ import annotations
 

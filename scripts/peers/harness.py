@@ -1,7 +1,7 @@
 """The harness of all comparisons: options, turns, medians, environment, reports and their tables.
 
-A comparison is a module with three things: a docstring, which is its help; `options(parser)`, which adds its options;
-and `measure(args)`, which returns the report (None: nothing to report). `scripts/peers/__main__.py` lists them.
+A comparison is a module with a docstring, which is its help, `options(parser)`, which adds its options, and
+`measure(args)`, which returns the report (None: no report). `scripts/peers/__main__.py` lists them.
 """
 
 from __future__ import annotations

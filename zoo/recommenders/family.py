@@ -185,7 +185,7 @@ class TrainableRankingFamily(
         return self._with_preset(lambda: of_log(data, schema, label))
 
     def _with_preset(self, headerless: Callable[[], bool]) -> Self:
-        """The family with its defaults for rows without a header, if it has some and the rows have none."""
+        """The family; for rows without a header with its defaults for such rows, if there are any."""
         preset = self.headerless
         return self if preset is None or not headerless() else replace(self, config=preset.config, recipe=preset.recipe)
 

@@ -3,8 +3,8 @@
 The quality is that of the native kernels, or of onnxruntime where they do not compute the graph: cosines of int8 to
 float32 for embeddings, the largest change and the agreement for scores. Where embeddings are below `SHARE` or
 `MINIMUM`, or scores below `AGREEMENT`, the layers that lose most stay in float32 (`leave_float`); these are chosen on
-the texts of the calibration. Where quality is still low, that of onnxruntime is listed if it is better: attention is
-float32 there, and large scores, as those of T5, which does not divide them, lose in the integers of the native kernels.
+the texts of the calibration. Where quality is still low, the quality in onnxruntime is listed if it is better: its
+attention is float32, while the native kernels round large scores, such as the undivided scores of T5.
 """
 
 from __future__ import annotations

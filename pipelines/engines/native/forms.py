@@ -73,10 +73,10 @@ class Forms:
     def chosen(self) -> str:
         """The form that all processes of this machine run.
 
-        The first process that opens the model chooses by time, see `_decided`, and keeps the choice beside the model,
-        or under ZOO_HOME; other processes take it, whatever they would measure. A choice made under load is timed again
-        after `timing.SETTLING` seconds, and replaced, with a warning, by a form that is faster by more than `MARGIN` on
-        a free CPU. The first form runs where the choice cannot be kept.
+        The first process that opens the model times the forms (`_decided`) and stores the choice beside the model, or
+        under ZOO_HOME. Other processes use this choice without timing. A choice made under load is timed again after
+        `timing.SETTLING` seconds, and replaced, with a warning, by a form that is faster by more than `MARGIN` on a
+        free CPU. The first form runs where the choice cannot be kept.
         """
         if len(self.names) == 1:
             return self.names[0]

@@ -3,7 +3,8 @@
 OpenVINO 2026.4 computes some graphs wrongly, or crashes, with small static batch sizes (`engine_quirks`). So a graph is
 validated against ONNX Runtime before its first use, in a child process, at batch sizes 1, 2, 8, 64 and that of the
 caller. A padded batch is compared too, since padding is wrong where the first axis is time or samples depend on each
-other; and for graphs with further dynamic axes a long batch after one of length 1. The result is cached per machine.
+other. For graphs with further dynamic axes, a long batch is compared after one of length 1. The result is cached per
+machine.
 """
 
 from __future__ import annotations

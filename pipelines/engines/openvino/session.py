@@ -44,7 +44,7 @@ def library() -> Any:
 
 
 class Requests:
-    """Infer requests of a compiled model: each holds the tensors of one run, so a thread uses it alone.
+    """Infer requests of a compiled model; a request has the tensors of one run and belongs to one thread at a time.
 
     Args:
         compiled: Compiled model.

@@ -5,10 +5,10 @@ Layers are corrected from input to output, each on the outputs of the corrected 
 Rounded weights and clipped ranges shift the mean of a channel, and unlike noise, a shift adds up through the layers
 (Nagel et al. 2019, "Data-Free Quantization Through Weight Equalization and Bias Correction"). The shift is measured
 after the sum that the layer adds to, if any, and over positions that do not saturate (ReLU, Clip, the ends of the
-quantized range), because the mean before a ReLU that most values do not pass is unrelated to the values that pass. A
-correction is kept only if it lowers the channel's squared error after activation and quantization. The float model is
-clipped to the int8 model's ranges: biases that made up for the mean of the clipped part would shift all other values (1
-dB of MobileNet-V2's logits).
+quantized range), because the mean before a ReLU says little of the few values that pass it. A correction is kept only
+if it lowers the channel's squared error after activation and quantization. The float model is clipped to the int8
+model's ranges: biases that made up for the mean of the clipped part would shift all other values (1 dB of
+MobileNet-V2's logits).
 """
 
 from __future__ import annotations

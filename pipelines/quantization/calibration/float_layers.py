@@ -290,11 +290,11 @@ def leave_float(
         thorough: Evaluate every layer with the layers before it in a model that is quantized anew; otherwise only those
             that also gain in `FloatLayers` on the batches after the first ones.
         measured: Number of the first batches.
-        kinds: Take the layers together whose names differ in a number and what is before it, such as
-            encoder.0.feed.outer and decoder.5.feed.outer: where all have much error, the gain of one is small.
+        kinds: Treat layers as one group if their names have the same end behind a number, such as encoder.0.feed.outer
+            and decoder.5.feed.outer. Where all of them have large errors, the gain of a single layer is small.
         share: Maximum share of the multiplications in float32.
-        jointly: If the SQNR is not reached, take the layers of fewest multiplications together: where many have much
-            error, the gain of one is small.
+        jointly: If the SQNR is not reached, keep the layers with the fewest multiplications in float32 together. Where
+            many layers have large errors, the gain of a single layer is small.
 
     Returns:
         `table` with `keep_float`.

@@ -434,9 +434,10 @@ def mse_range(histogram: Histogram, symmetric: bool = False) -> Range:
 
 
 def _least_error(density: tuple[Floats, Counts], total: int, low: Floats, high: Floats, symmetric: bool = False) -> int:
-    """Returns the position of the range of least error, the first of equal ones; every range lies in those before.
+    """Returns the position of the first range of least error; every range is part of all ranges before it.
 
-    What a range clips, every later one clips too, so the search ends where that alone is more than the least error.
+    Later ranges clip at least the same values, so the search ends where the clipping error alone exceeds the least
+    error.
     """
     edges, counts = density
     best, least = 0, np.inf

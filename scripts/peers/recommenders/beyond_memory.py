@@ -1,11 +1,11 @@
 """Tables larger than memory: lookups a second beside a plain mapping of the same file and beside lmdb.
 
-Random int8 rows lie in one file, and in lmdb under the number of their table and row. Every engine has a process of its
-own with a limit of memory (--memory: cgroups of version 1 or 2, which root may make; 0: none), and looks rows up one
-batch after the other, in turn, by wall time: ids fall as rank^-1.05 with the ranks in random order, or are uniform, and
-no batch comes twice. The native kernels read rows from the file, past the page cache, and keep often used ones
-(--rows-memory); the mapping has no read-ahead, nor has lmdb, whose rows count as soon as they are in one array. The
-native results must have the same bits with both, and the rows of lmdb the bytes of the file.
+Random int8 rows lie in one file, and in lmdb under the number of their table and row. Every engine runs in its own
+process with a memory limit (--memory, by cgroups of version 1 or 2, which needs root; 0: no limit). Engines look up
+batches in turn; times are wall times. Ids are uniform, or follow rank^-1.05 with ranks in random order; no batch occurs
+twice. The native kernels read rows from the file, past the page cache, and cache frequent rows (--rows-memory). The
+mapping and lmdb have no read-ahead; the time of lmdb includes the copy of its rows into one array. The native results
+must have the same bits with both, and the rows of lmdb the bytes of the file.
 """
 
 from __future__ import annotations

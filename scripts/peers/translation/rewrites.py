@@ -2,11 +2,11 @@
 
 MODEL: a trained model, or a size of random weights, as in the comparison `translation`. Both forms of a rewrite run in
 turn, one thread (pin it: taskset -c 1), in onnxruntime, exactly `STEPS` steps of sentences of `SOURCE` tokens; medians
-of pairs. The whole search in one graph is compared, except in the rows that say "in Python": there it is `beam_search`
-over a step, which also runs over a decoder without caches; that one's step is timed at half of the tokens. Sentences of
-mixed lengths (`MIXED`) have as many tokens on average, their translations as many as they have; a step then is as many
-tokens of translations as a batch has rows. Padding is removed nowhere: its row is the bound, a batch of mixed lengths
-against one of equal lengths with as many tokens, of the encoder alone, over `STEPS` steps.
+of pairs. The search runs as one graph, except in the rows named "in Python": these run `beam_search` over a decoding
+step. The step of a decoder without caches is timed at half of the tokens. Sentences of mixed lengths (`MIXED`) have the
+same mean number of tokens, and translations of the same length; a step is then one translated token per row of the
+batch. No engine removes padding. Its row shows the bound: the encoder alone on a batch of mixed lengths against one of
+equal lengths with the same number of tokens, over `STEPS` steps.
 """
 
 from __future__ import annotations

@@ -266,8 +266,8 @@ class CsvReader:
 
         Returns:
             The reader. None without native code, for logs that are not CSV or have columns of a partition, for
-            separators outside ASCII, for several labels or one whose values are not 0 and 1, and where `parser_of` has
-            none.
+            separators outside ASCII, for several labels, for a label with values other than 0 and 1, and where
+            `parser_of` returns None.
         """
         if log.kind != "csv" or log.partition or not log.delimiter.isascii() or log.delimiter in '"\r\n':
             return None

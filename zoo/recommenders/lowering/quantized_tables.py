@@ -53,9 +53,9 @@ class LookupTable:
 class QuantizedTables:
     """Quantizes the int16 tables of a model's programs, where together they do not fit L3.
 
-    Tables get 8 bits, then 4, then 2, the largest table first, as long as no output on the samples differs from the
-    original program's by more than half of the bound: the rest is for other rows and for the integers of layers. Lone
-    lookups of tables below `SPACE` stay int16, and tables that 8 bits change too much. Programs that share a table get
+    Tables get 8 bits, then 4, then 2, the largest table first, as long as no output on the samples changes by more than
+    half of the bound. The other half is left to other rows and to the integers of layers. Tables remain int16 if 8 bits
+    change an output too much, or if they are below `SPACE` and read by single lookups. Programs that share a table get
     the same quantized one.
 
     Args:

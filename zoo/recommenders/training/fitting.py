@@ -154,7 +154,7 @@ class Fitting:
         return trainer
 
     def _keep(self, trainer: Trainer, name: str) -> str:
-        """Writes the averaged weights beside the checkpoint, where the final model can be theirs; returns the name."""
+        """Writes the averaged weights beside the checkpoint if they can become the final model; returns the name."""
         if self.config.refit:  # the final weights are trained anew
             return ""
         if trainer.group.rank == 0:

@@ -252,7 +252,7 @@ class _Server:
         await asyncio.get_running_loop().sock_sendall(self._updates, pack((updater.SERVED, fault)))
 
     async def _rescue_handshakes(self) -> None:
-        """Lends a TLS server more open files when it has none left.
+        """Raises the limit of open files of a TLS server for a while when it is reached.
 
         Granian bounds connections, but not TLS handshakes; while `accept` fails it does not end those that time out.
         """

@@ -58,8 +58,8 @@ def relative_bias(config: ModelConfig, table: Floats) -> Floats:
 def alibi_bias(config: ModelConfig) -> Floats:
     """Returns a bias of attention that falls linearly with the distance (Press et al. 2022, "ALiBi", section 3).
 
-    The slopes of n heads, a power of two, are 2^(-8 i / n) for i from 1 to n; of other counts, those of the next lower
-    power of two, and then every second one of its double.
+    For n heads, a power of two, the slopes are 2^(-8 i / n) for i from 1 to n. For other counts they are the slopes of
+    the next lower power of two, followed by every second slope of twice that power.
 
     Args:
         config: Description of the network.
@@ -79,9 +79,10 @@ def rotary_angles(config: ModelConfig, local: bool) -> Floats:
     """Returns the angles of rotary positions (Su et al. 2021, "RoFormer", equation 15), in halves.
 
     With the scaling "ntk", the base is multiplied by the factor f and all frequencies are divided by f^(2 / size), as
-    in GTE 1.5; with "linear" they are divided by f. With "yarn" (Peng et al. 2023, section 3.2) and "llama3" those of
-    few rotations within the trained length are divided by f, those of many stay, and those between are interpolated:
-    by the column of the head ("yarn"), or by the number of rotations ("llama3").
+    in GTE 1.5; with "linear" they are divided by f. With "yarn" (Peng et al. 2023, section 3.2) and "llama3",
+    frequencies with few rotations within the trained length are divided by f, frequencies with many rotations are
+    unchanged, and frequencies in between are interpolated: by the column of the head ("yarn"), or by the number of
+    rotations ("llama3").
 
     Args:
         config: Description of the network.

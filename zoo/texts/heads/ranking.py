@@ -83,7 +83,7 @@ class Ranking(Head):
 
 
 def _answers(path: Path, network: Path, tokens: tuple[str, str]) -> list[int | None]:
-    """Returns the ids of the tokens that say that a document is relevant and that it is not, the second one or None."""
+    """Returns the ids of the tokens for a relevant and for an irrelevant document; the second may be None."""
     folder = sentence_modules.folder_of(sentence_modules.read_modules(path), LOGIT_SCORE)
     settings = sentence_modules.read_object(path / folder / CONFIG) if folder else {}
     if type(settings.get("true_token_id")) is int:

@@ -22,9 +22,9 @@ Range = tuple[int, int]
 def write_markup(markup: Markup, alignment: Alignment) -> str:
     """Writes a translation with the tags and placeholders of its source.
 
-    An element has the run of words of which most is aligned to its words: the run of the largest sum of shares - 1/2
-    within its parent and beside its siblings, so that tags nest as in the source. A tag without text and a placeholder
-    stand before the word that is aligned to the next word of the source.
+    An element encloses the run of words that is mostly aligned to its words: the run with the largest sum of (share -
+    1/2) within its parent and outside its siblings. Tags therefore nest as in the source. A tag without text and a
+    placeholder stand before the word that is aligned to the next word of the source.
 
     Args:
         markup: Tags and placeholders of the source.

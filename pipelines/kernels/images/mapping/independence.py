@@ -12,7 +12,7 @@ LARGEST = 0.01  # share of the power of results that rounding may change
 
 
 def independent(model: ir.Model) -> bool:
-    """Returns whether ONNX Runtime computes of two random samples what it computes of each alone.
+    """Returns whether a batch of two random samples has the results of the single samples in ONNX Runtime.
 
     Args:
         model: QDQ model of any number of samples; other sizes of its inputs are fixed.

@@ -281,7 +281,7 @@ class Walk:
         return mapped.shape if isinstance(mapped, Pending) else self.tensors[mapped.tensor]
 
     def _emitted(self, mapped: Pending, scale: np.float32, zero: int, low: int, high: int) -> int:
-        """The tensor of a value with these qparams and bounds, one for all who read it."""
+        """The tensor of a value with these qparams and bounds; all its readers share one tensor."""
         key = mapped.emit, scale, zero, low, high
         if key not in self._tensors_of:
             self._tensors_of[key] = mapped.emit(scale, zero, low, high)

@@ -1,9 +1,9 @@
 """Divides a quantized graph that has no whole native form: regions as `ImageProgram`s, the others for ONNX Runtime.
 
-Operators that cannot be mapped are foreign. Operators are ranked, natives even and foreign ones odd, each behind what
-it reads; natives of one rank that read each other's values are a region, the foreign ones of one rank a part. Parts run
-in the order of their ranks and hand each other float32 values. A value that is quantized at a border is quantized again
-behind it, to the same bytes.
+Operators that cannot be mapped are foreign. Every operator has a rank above those of its inputs: even for native
+operators, odd for foreign ones. Connected native operators of one rank form a region; all foreign operators of one rank
+form a part. Parts run in the order of their ranks and exchange float32 values. A value that is quantized at a border is
+quantized again behind the border, to the same bytes.
 """
 
 from __future__ import annotations

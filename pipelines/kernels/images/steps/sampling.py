@@ -25,9 +25,9 @@ FARTHEST = 2**22  # pixels outside that are reflected
 class Sampling(Step):
     """Pixels of x at the places of a grid (GridSample of ONNX), each operation rounded.
 
-    Coordinates g from -1 to 1 are ((g + 1) size - 1) / 2 pixels or, if `align`, (g + 1) / 2 (size - 1). The result is
-    the sum over rows, by the weights of a column's part q, of the sums of their pixels, by those of a row's part p;
-    weights of a part are 1 - p and p, or the four of a cubic function with a = -0.75 (Keys 1981).
+    Coordinates g from -1 to 1 are ((g + 1) size - 1) / 2 pixels or, if `align`, (g + 1) / 2 (size - 1). The result
+    interpolates the pixels of each row by the horizontal fraction p, then the rows by the vertical fraction q. The
+    weights of a fraction p are 1 - p and p, or the four weights of a cubic function with a = -0.75 (Keys 1981).
 
     Attributes:
         x: Number of the float tensor that is read; its rows are `groups` of as many.

@@ -184,7 +184,8 @@ class CrossSteps(CodeLayers):
     def _split(self, group: LayerGroup) -> tuple[list[_Vector], list[_Vector]]:
         """Returns the vectors that layers read as bytes and those that stay codes.
 
-        Vectors beside gated ones stay codes, and if the form says so, those whose rounding adds most noise.
+        Vectors beside gated vectors stay codes. So do, in the form `part-int8`, the vectors whose rounding adds most
+        noise.
         """
         coarse, fine, start = list[_Vector](), list[_Vector](), 0
         for part in group.parts:

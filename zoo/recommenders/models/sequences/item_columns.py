@@ -17,9 +17,9 @@ from zoo.recommenders.models.layers import Embeddings
 class ItemColumns(nn.Module):
     """Vector of an item's columns, found by its id: the pooled embeddings of its categories + W numbers.
 
-    The columns are those of the tower "item". They are read from rows whose candidate the item is, so that the items of
-    a history, which are ids alone, have them, too. As they depend on the id alone, a trained table takes their vectors
-    in (`SASRec.end_training`), and neither the exported graph nor its inputs know of them.
+    The columns are those of the tower "item". Their values come from rows with the item as candidate, so the items of a
+    history, which are ids, have them too. They depend on the id alone: at the end of the training the table includes
+    their vectors (`SASRec.end_training`), and the exported graph has no such inputs.
 
     Args:
         features: Encoding of the log.

@@ -335,7 +335,7 @@ class Views(FloatValues):
         del self.views[value]
 
     def _grid(self, count: int) -> tuple[int, int]:
-        """Height and width of this many tokens: those of the first tensor that has as many, for sums with it."""
+        """Height and width of `count` tokens, as in the first tensor with as many pixels, to allow sums with it."""
         return next((shape[:2] for shape in self.tensors if shape[0] * shape[1] == count), (count, 1))
 
     def _rearranged(self, node: ir.Node, x: NDArray[np.int64]) -> list[NDArray[np.int64]]:
