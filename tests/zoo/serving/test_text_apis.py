@@ -382,8 +382,9 @@ def test_requests_tokenized_together_have_the_responses_of_requests_alone(
     expected = alone(jobs())
     for other in ({"input": [5, 6]}, {"input": ""}, {"chunk": 8}, {"prompt": "a: "}, {"truncate": False}):
         assert responses(jobs(other)) == [*expected, *alone(jobs(other)[-1:])]
+    prompted = [*expected, *alone(jobs({"prompt": "a: "})[-1:])]
     monkeypatch.setattr(handler, "_parse", None)  # which parses jobs one by one
-    assert responses(jobs()) == expected and orjson.loads(expected[2][1])["truncated"] == [0]
+    assert responses(jobs({"prompt": "a: "})) == prompted and orjson.loads(expected[2][1])["truncated"] == [0]
 
 
 STRANGE = [None, True, -1, 1 << 62, 1e308, "", "x" * 300, "\x00", [], [[]], [[[]]], {}, {"a": [1]}, [None], ["a", 1]]

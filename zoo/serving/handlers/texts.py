@@ -102,8 +102,8 @@ class TextHandler(Handler):
             return None
         begin = time.perf_counter()
         try:
-            requests, tokens = api.join(jobs)
-            if not requests or len(tokens.lengths) > self.max_batch_samples:
+            requests, tokens = api.join(jobs, self.max_batch_samples)
+            if not requests:
                 return None
             parsed = time.perf_counter()
             outputs = self.compute([flat(tokens)])

@@ -110,30 +110,32 @@ class Embeddings(EmbeddingApi):
         prefix = self.pipeline.prompts.prefix(prompt)
         return divide(self.pipeline.tokenizer, texts, Chunking(size, stride or 0), prefix, MAX_TEXTS)
 
-    def join(self, jobs: Sequence[Job]) -> tuple[list[EmbeddingRequest], Tokens]:
+    def join(self, jobs: Sequence[Job], max_texts: int) -> tuple[list[EmbeddingRequest], Tokens]:
         """Tokenizes the inputs of several requests together, which takes less time than one by one.
 
         Args:
             jobs: The jobs, more than one.
+            max_texts: Maximum number of inputs.
 
         Returns:
-            The requests, and the tokens of their inputs; no requests if they must be tokenized one by one: with
-            inputs that are tokens or chunks, or with other prompts than the first one.
+            The requests, and the tokens of their inputs; no requests if they must be tokenized one by one: with more
+            inputs, with tokens or chunks as inputs, or where inputs that are too long are errors.
 
         Raises:
             RequestError: A request is invalid.
         """
         requests = [self._read(job) for job in jobs]
-        first = requests[0]
-        texts = [sample for request in requests for sample in request.samples if isinstance(sample, str)]
         ends = np.cumsum([len(request.samples) for request in requests])
-        alike = all(request.prompt == first.prompt and request.truncate for request in requests)
-        if not alike or len(texts) < ends[-1] or any(request.chunks is not None for request in requests):
+        if ends[-1] > max_texts or any(request.chunks is not None or not request.truncate for request in requests):
             return [], NO_TOKENS
-        prefix = self.pipeline.prompts.prefix(first.prompt)
+        texts: list[str] = []
         for request, job in zip(requests, jobs, strict=True):
+            prefix = self.pipeline.prompts.prefix(request.prompt)
             require_limits(request.samples, job, prefix)
-        tokens = self.pipeline.tokenizer([prefix + text for text in texts])
+            texts += [prefix + sample for sample in request.samples if isinstance(sample, str)]
+        if len(texts) < ends[-1]:
+            return [], NO_TOKENS
+        tokens = self.pipeline.tokenizer(texts)
         counts = np.add.reduceat(tokens.lengths, [0, *ends[:-1]])
         cuts = np.split(tokens.truncated, ends[:-1])
         return [
