@@ -2,7 +2,7 @@
 
     python scripts/reproduce.py [PART ...] [--resume]     all parts if none is named; `make bench` runs it
 
-All parts together take up to three hours on two quiet cores. A part writes a report file for every model or comparison,
+All parts together take several hours on two quiet cores. A part writes a report file for every model or comparison,
 under zoo/weights/NAME/reports/ or scripts/peers/reports/; some parts also write the figures of a card. File names
 contain the CPU, so reports of several machines are kept. A part that cannot be measured here (missing data) is reported
 at the end; the other parts continue. The end lists the minutes of all parts. --resume leaves out the parts that earlier

@@ -4,12 +4,12 @@
         [--history 10] [--user-columns 0]
 
 A shop's log in time order: clicked, timestamp, user_id, item_id, "price, EUR" (skewed, some missing), age, country
-(unicode, quotes), device, categories (a list, may be empty) and history (the user's last ten clicks, a list). Whether
-a user clicks depends on both, by hidden vectors, on the price, and on how the item's categories suit the user. The
-shop is the same for every seed: a model trained on the rows of one is tested on those of another. With --bought there
-is a second label: whether a click led to a purchase, as cheap items more often do. With --times there is the column
-history_times: when the clicks of the history happened. --history is the number of clicks of the history,
---user-columns a number of further columns of the user, without effect on clicks.
+(unicode, quotes), device, categories (a list, may be empty) and history (the user's last ten clicks, a list). A click
+depends on hidden vectors of user and item, on the price, and on the user's taste for the item's categories. The shop is
+the same for every seed: a model trained on the rows of one is tested on those of another. --bought adds a second label:
+whether a click led to a purchase, which is more likely for cheap items. --times adds the column history_times with the
+times of the history's clicks. --history is the number of clicks of the history, --user-columns a number of further
+columns of the user, without effect on clicks.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """A model before and after `zoo finetune --prune`: quality of int8, its time in each engine, file size, memory.
 
-MODELs are BEFORE and AFTER, of one family, by name or folder. Times are of int8 with one thread, all engines and both
-models in turn in one process, medians; "times" is before beside after, the median over the rounds. "megabytes": the
-peak of a process of its own that loads and runs it. The qualities are those of the strategy's log, or `--quality
-BEFORE,AFTER` where it was measured elsewhere. "peer": the same float networks quantized by onnxruntime (MinMax, per
-channel), in onnxruntime.
+MODELs are BEFORE and AFTER, of one family, by name or folder. Both models are timed in int8, in all engines in turn, in
+one process and on one thread; times are medians. "times" is the median over the rounds of the time before divided by
+the time after. "megabytes" is the peak memory of a process that loads and runs the model. The qualities are those of
+the strategy's log, or `--quality BEFORE,AFTER` where it was measured elsewhere. "peer": the same float networks
+quantized by onnxruntime (MinMax, per channel), in onnxruntime.
 
---peers: models that other libraries make of BEFORE by pruning and training on the same images (`pruning.py`), judged on
-those held out and timed in the same turns; kept in the folder --work, from which the same command goes on after an
-interrupt. A peer that does not run is left out, and the report says why.
+--peers adds models that other libraries prune from BEFORE and train on the same images (`pruning.py`). They are
+evaluated on the held-out images and timed in the same turns. The folder --work keeps them; after an interruption, the
+same command continues there. A peer that does not run is left out, and the report says why.
 """
 
 from __future__ import annotations

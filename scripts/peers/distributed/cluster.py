@@ -1,9 +1,9 @@
 """Scoring 20,000,000 rows in 20 Parquet files by several processes and on Ray, each way from its start to its end.
 
 Ways: one process, two shards, two actors of Ray with a cluster of their own and on one that runs, the same with actors
-killed, and Ray Data with onnxruntime. Rows come from scripts/synthesize_log.py; each file holds the same ones in an
-order of its own. Ray Data scores with pandas and onnxruntime as `pandas_script.py` does, each distinct value encoded
-once a block. The folder keeps the rows for the next time.
+killed, and Ray Data with onnxruntime. Rows come from scripts/synthesize_log.py; every file has the same rows in its own
+order. Ray Data scores with pandas and onnxruntime as `pandas_script.py` does, each distinct value encoded once a block.
+The folder keeps the rows for the next time.
 """
 
 from __future__ import annotations

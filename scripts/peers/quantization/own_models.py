@@ -1,18 +1,18 @@
 """ONNX files of other people quantized by this project with each effort, by onnxruntime and by NNCF.
 
 FOLDER holds, of every model, NAME.onnx, NAME.calib.npz and NAME.test.npz: an array for every input of the graph, its
-first axis counts samples. A sample is of the input's rank, or lacks its batch axis. No setting gets more of a model
-than its file and its samples; peers get the file brought to opset 13 where it is older.
+first axis counts samples. A sample is of the input's rank, or lacks its batch axis. All settings get the same file and
+samples; peers get the file brought to opset 13 where it is older.
 
 Reported of each: SQNR of all outputs against the float file's in onnxruntime, in dB, over all test samples one at a
 time, in all engines, which open the files as they are (shapes stay dynamic); the agreement of the first output, see
 `agreement`; size; CPU seconds and peak memory of the quantization in a process of its own, on one core. Then all files
-of a model are timed on test samples in each engine, in turn, on one thread and one core; in this project's native
-kernels those that have such a form. OpenVINO gets the shapes of the batch, as static shapes are faster. "openvino"
-computes float operators in float32; "openvino-default", on CPUs with bfloat16, in that, as OpenVINO does by default.
---batch names the numbers of samples; files that fix another number have such times in OpenVINO alone. Each engine also
-opens all files in new processes, see `opening`. A setting that fails is left out, with its error. Needs the `peers`
-extra.
+of a model are timed on test samples in each engine, in turn, on one thread and one core; files with a native form also
+in this project's native kernels. OpenVINO gets the shapes of the batch, as static shapes are faster. "openvino"
+computes float operators in float32; "openvino-default" computes them in bfloat16 on CPUs that have it, as OpenVINO does
+by default. --batch lists the batch sizes; files that fix another size are timed at these sizes in OpenVINO alone. Each
+engine also opens all files in new processes, see `opening`. A setting that fails is left out, with its error. Needs the
+`peers` extra.
 """
 
 from __future__ import annotations

@@ -5,11 +5,11 @@ data/imagenet/nips17 calibrates, the rest tests, in its centre crop and in four 
 corners. All settings are post-training only, calibrate on the same photos and get the same float file: fp32.onnx from
 the normalized image on.
 
-Reported of each: top-1 and its drop, agreement (share of photos whose label is that of fp32; and of all views, where
-chance moves it less), SQNR of the logits against fp32 in dB, seconds and peak memory of the quantization in a process
-of its own. Then every int8 file is timed at batch 1 in onnxruntime and OpenVINO, in turn, on one thread and one core.
-NNCF quantizes the model as OpenVINO converts it, whose results only OpenVINO runs; "nncf-onnx" is its quantizer of ONNX
-files. Needs the `train` and `peers` extras. A setting that fails is left out, with its error.
+The report has top-1 and its drop, the agreement (share of photos, and of all views, with the label of fp32), the SQNR
+of the logits against fp32 in dB, and seconds and peak memory of the quantization in its own process. Then every int8
+file is timed at batch 1 in onnxruntime and OpenVINO, in turn, on one thread and one core. NNCF quantizes the model as
+OpenVINO converts it, whose results only OpenVINO runs; "nncf-onnx" is its quantizer of ONNX files. Needs the `train`
+and `peers` extras. A setting that fails is left out, with its error.
 """
 
 from __future__ import annotations

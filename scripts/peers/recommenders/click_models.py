@@ -1,11 +1,11 @@
 """Recommenders trained on a log with columns of its own, in the engines of the peers and of this project.
 
-As `wide-deep` times them: same weights, same inputs, one thread, in turn. Inputs are rows of the log that the model
-keeps for calibration, drawn at random. Engines that read a graph get fp32.onnx as it was frozen; torch gets the network
-that was trained. Engines that quantize by themselves calibrate on 2,048 rows of the pool; FBGEMM's tables are int8 and
-its layers float, by Inductor; zentorch compiles what torchao quantized (it has quantized bags of 4 bits alone, see
-`tables`). Needs the `train` and `peers`
-extras; an engine that cannot be opened is left out, and the report says why.
+They are timed as in `wide-deep`: same weights, same inputs, one thread, in turn. Inputs are rows of the log that the
+model keeps for calibration, drawn at random. Engines that read a graph get fp32.onnx as it was frozen; torch gets the
+network that was trained. Engines that quantize by themselves calibrate on 2,048 rows of the pool; FBGEMM's tables are
+int8 and its layers float, by Inductor; zentorch compiles what torchao quantized (it has quantized bags of 4 bits alone,
+see `tables`). Needs the `train` and `peers` extras; an engine that cannot be opened is left out, and the report says
+why.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 A DeepFM with a table of many simulated ids is served by one worker, which has a core of its own; the clients have the
 other core, and the processes of the server use both. Two servers run in turn: one takes a delta of new vectors every
 .85 seconds, the other the newer folder in the place of the older every few seconds (`--watch`). Their turns alternate
-between a short time with changes and one without, so that the load of other sessions affects both alike. Clients send
-the next request as soon as the last is answered.
+between a short time with changes and one without, so that the load of other sessions affects both alike. Clients send a
+request as soon as the last one is answered.
 """
 
 from __future__ import annotations

@@ -2,12 +2,11 @@
 
 The candidates are drawn from the items of a log, the user is one of its rows. In a process, on one thread, in turn:
 full rows in the native kernels and in ONNX Runtime (the float graph), each read and encoded from rows of Python; `rank`
-with the items as rows, and with ids of a catalogue; and the model alone, with and without the user's inputs shared,
-also by step: what every candidate needs of it bounds what a ranking can save.
-Over HTTP (loopback, one worker, one client), servers in turn: `:run` with full rows, as JSON and as CSV, by the native
-kernels, by ONNX Runtime in float and by OpenVINO with the model that NNCF quantized (where nncf is installed), all of
-them in the same server; and `:rank` with rows and with ids, JSON. Results are checked first: the native probabilities
-must have the same bits.
+with the items as rows, and with ids of a catalogue; and the model alone, with and without sharing of the user's inputs,
+also by step. The model's time per candidate bounds the possible gain. Over HTTP (loopback, one worker, one client),
+servers in turn: `:run` with full rows, as JSON and as CSV, by the native kernels, by ONNX Runtime in float and by
+OpenVINO with the model that NNCF quantized (where nncf is installed), all of them in the same server; and `:rank` with
+rows and with ids, JSON. Results are checked first: the native probabilities must have the same bits.
 """
 
 from __future__ import annotations

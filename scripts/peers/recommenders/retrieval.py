@@ -4,8 +4,8 @@ The vectors of the items are those of a two-tower model with noise, so that none
 drawn from those of a log. A request is a user of the log: a user's vector, the nearest items, their ranking, the best
 of them. Here: exact search in int8, and `rank` by the ids found. The peers: an index of FAISS over the same vectors in
 float, and the ranker's float graph in ONNX Runtime on full rows, whose items are encoded before. One process, one
-thread, in turn. Of every way: wall and CPU time of a request, the share of its candidates that are those of exact
-search in float, and the share of its best items that are those of ranking all of its candidates by full rows. On a busy
+thread, in turn. The report has, for every way, the wall and CPU time of a request, the recall of its candidates against
+exact search in float, and the recall of its best items against ranking all of its candidates by full rows. On a busy
 machine `chrt -f 1` keeps other processes off the core.
 """
 

@@ -2,10 +2,10 @@
 
 A run is a process from its start to its end, in turn on one core. Rows come from scripts/synthesize_criteo.py for
 wide-deep-criteo (500,000 rows, 5 rounds by default), from scripts/synthesize_log.py for a model with a schema
-(2,000,000 rows, 3 rounds). The script (`pandas_script.py`) is run as one writes it first, and with each distinct value
-encoded once a chunk, also with an int8 graph: of Criteo's rows the graph of onnxruntime's own quantizer, of other logs
-int8.onnx. Of other logs the scripts score the first --part rows; `zoo run` scores the part, which says what memory
-grows by, and all rows.
+(2,000,000 rows, 3 rounds). The script (`pandas_script.py`) runs in its plain form, and with each distinct value encoded
+once per chunk, also with an int8 graph: for Criteo's rows the graph of onnxruntime's quantizer, for other logs
+int8.onnx. For other logs the scripts score the first --part rows; `zoo run` scores these rows and all rows, which shows
+how memory grows.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 ENVIRONMENTS is a folder with a Python environment for each server, as they conflict; `--make` makes it. Parts:
 "layers", one native session behind each HTTP layer; "peers", int8.onnx in onnxruntime behind KServe, LitServe, Ray
 Serve and MLServer beside `zoo serve`, one row a request; "rows", 500 rows a request as TSV beside `zoo run`'s rate in a
-process; "lone", what a server adds to one row and one photo; "sentences", 32 clients of a translation model beside
-batches in a process; "embeddings", 64 clients of an encoder's /v1/embeddings likewise; "workers", the memory of one to
-four of them. Load comes from wrk (Debian's package) or, where a rate or single times count, from `load.py`, on the
-other core. `servers/` has the code of each server.
+process; "lone", the overhead of a server for one row and one photo; "sentences", 32 clients of a translation model
+beside batches in a process; "embeddings", 64 clients of an encoder's /v1/embeddings likewise; "workers", the memory of
+one to four of them. Load comes from wrk (Debian's package) or, where a rate or single times count, from `load.py`, on
+the other core. `servers/` has the code of each server.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
 A server of wide-deep-criteo and multi30k-en-de, on one core, first gets requests as quickly as it answers, then at 90%
 of that rate, from another core: one request in four is a sentence, the others are 1 to 4 rows. Every 20 s one of its
 two workers is killed; slow, broken and oversized clients come and go, also clients that leave or whose deadline passes
-amid a long text. Counts answers that are wrong (other than the model's alone), requests that were accepted and got
-none, and the slopes of memory (PSS) and open descriptors of all its processes. Times count from when a request was due.
+amid a long text. The report counts wrong answers (other than the model's own) and accepted requests without an answer,
+and has the slopes of memory (PSS) and open descriptors of all processes of the server. Times count from when a request
+was due.
 """
 
 from __future__ import annotations

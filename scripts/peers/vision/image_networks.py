@@ -6,12 +6,12 @@ that OpenVINO's own quantizer (NNCF) and LiteRT's converter made of the float ne
 this comparison shares). One input again and again, in turn within one process pinned to one core, medians; of processor
 time with one thread, of the clock's with two, in a process of its own.
 
-"limit": products of int8 in registers alone, the same process (`zoo doctor --speed`); "share" of a network is its
-products a second beside it. "labels": photos, and on how many the native label is onnxruntime's. "avx2": kernels for
-AVX2 and OpenVINO limited to AVX2 by oneDNN's own switch, weights of 7 bits, both exact; "avx2_8_bits": of 8, where
-OpenVINO's products saturate; onnxruntime and LiteRT have no such switch. "first call": load and one image in a fresh
-process, its files made before, the engine's libraries imported then; "process_ms" from the process's start.
-"megabytes": its proportional share (PSS) after some calls.
+"limit" is the rate of int8 products in registers, in the same process (`zoo doctor --speed`); "share" is the rate of a
+network's products divided by it. "labels" has the number of photos, and of photos with the same label in native code
+and in onnxruntime. "avx2": kernels for AVX2 and OpenVINO limited to AVX2 by oneDNN's own switch, weights of 7 bits,
+both exact; "avx2_8_bits": of 8, where OpenVINO's products saturate; onnxruntime and LiteRT have no such switch. "first
+call": load and one image in a fresh process, its files made before, the engine's libraries imported then; "process_ms"
+from the process's start. "megabytes": its proportional share (PSS) after some calls.
 """
 
 from __future__ import annotations

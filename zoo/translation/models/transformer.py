@@ -25,12 +25,10 @@ ARCHITECTURES = {
     "tiny": ModelConfig(3, 3, 256, 1024, 4),
     "base": ModelConfig(6, 6, 512, 2048, 8),
     "big": ModelConfig(6, 6, 1024, 4096, 16),
-    "deep-shallow": ModelConfig(
-        6, 2, 256, 1024, 4
-    ),  # a decoder step is cheap, the encoder runs once (Kasai et al. 2021)
-    "student": ModelConfig(
-        6, 2, 256, 1024, 4, autoregression="ssru"
-    ),  # inherits all other weights of a deep-shallow teacher
+    # the decoder runs at every step, the encoder once (Kasai et al. 2021)
+    "deep-shallow": ModelConfig(6, 2, 256, 1024, 4),
+    # inherits all weights but the decoder's self-attention from a deep-shallow teacher
+    "student": ModelConfig(6, 2, 256, 1024, 4, autoregression="ssru"),
 }
 
 

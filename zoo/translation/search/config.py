@@ -1,4 +1,4 @@
-"""Options of a search: the rules that a model comes with, and what one translation is to have."""
+"""Search options of a model, and constraints on a single translation."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Demands(NamedTuple):
         phrases: Token sequences that it contains.
         texts: Texts of the phrases.
         impossible: Further texts, which no translation can contain.
-        marks: Result of `zoo.translation.search.controls.words.word_marks`: a phrase is no part of a longer word; None:
-            it may be.
+        marks: Result of `zoo.translation.search.controls.words.word_marks`: phrases match whole words alone. None:
+            phrases also match parts of words.
     """
 
     prefix: tuple[int, ...] = ()
@@ -66,26 +66,26 @@ class SearchConfig:
             the worst hypothesis at its own length (False) or at the greatest length ("never").
         prefix: Tokens that every translation begins with, of log probability 0; they count in its length.
         banned: Tokens that are never chosen; they keep their share of the probability, see `renormalize`.
-        least: Minimum length of a translation, prefix and end included.
-        most: Maximum length of a translation, prefix and end included; 0: see `limit`.
+        least: Minimum length of a translation, with prefix and end.
+        most: Maximum length of a translation, with prefix and end; 0: see `limit`.
         forced_end: Whether the end token follows at the length limit, with log probability 0.
         no_repeat_ngram: No n-gram of this size occurs twice; 0: no restriction.
         growth: Maximum number of tokens for each source token, the end included; 0: see `most`.
         word_penalty: For "marian": subtracted from a score for each token, before the division.
         renormalize: Whether banned, too early and repeated tokens get no share of the probability.
-        first_banned: Tokens that are not the first one after the prefix.
+        first_banned: Tokens that are banned at the first position after the prefix.
         bad_words: Token sequences that no translation contains.
         encoder_no_repeat_ngram: No n-gram of this size is one of the source's tokens; 0: no restriction.
         repetition_penalty: Scores of tokens that a translation has are divided by it, negative ones multiplied: log
             probabilities, in greedy search logits.
         sample: Whether tokens are drawn; a beam is a sample.
         temperature: Scores are divided by it before tokens are drawn.
-        top_k: Tokens are drawn from so many likeliest ones; 0: from all.
-        top_p: Tokens are drawn from the likeliest ones with this probability together.
+        top_k: Number of most probable tokens to draw from; 0: all.
+        top_p: Total probability of the most probable tokens to draw from.
         seed: Seed of the draws.
         groups: Groups of diverse beams.
         diversity_penalty: Subtracted from the score of a token for each time that an earlier group chose it in a step.
-        counted: Tokens with which every translation begins for `repetition_penalty` and `no_repeat_ngram`: the start.
+        counted: Start tokens that `repetition_penalty` and `no_repeat_ngram` count as part of every translation.
     """
 
     kind: str = "ctranslate2"

@@ -1,4 +1,4 @@
-"""Options of translation that a person sets: in Python, of `zoo run`, and in requests; checked in one place."""
+"""Options of translation in Python, of `zoo run` and in requests, and their checks."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class SearchOption:
             value: The value; a `Path` names the file of a list.
 
         Raises:
-            RequestError: It is not of the kind, or out of range.
+            RequestError: The value is of another kind, or out of range.
         """
         if self.kind is bool:
             if isinstance(value, bool):
@@ -119,7 +119,7 @@ class SearchOption:
         return None
 
     def parsed(self, text: str) -> Any:
-        """Returns the value of a text, such as of a query; of no number the text itself, which is refused.
+        """Parses the text of a value, such as one of a query; a text that is no number is returned, and refused later.
 
         Args:
             text: The text.
