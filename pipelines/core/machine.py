@@ -198,7 +198,7 @@ def require_threads(threads: int) -> None:
         threads: Number of intra-op threads.
 
     Raises:
-        RequestError: The machine cannot run so many threads (engines would start them all and hang).
+        RequestError: There are more threads than the machine can run: engines would start all of them and hang.
     """
     try:
         whole_number("threads", threads, THREADS)

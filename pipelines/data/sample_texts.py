@@ -15,7 +15,7 @@ from pipelines.core.files import read_json
 
 FOLDER = Path(__file__).parent / "samples"
 GOLDEN = 0.6180339887  # steps of this share of all combinations visit them evenly
-LONG = 8  # one of so many texts has three sentences
+LONG = 8  # interval of the texts with three sentences
 
 
 @functools.cache

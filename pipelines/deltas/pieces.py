@@ -22,7 +22,7 @@ Bytes = NDArray[np.uint8]
 Rows = NDArray[np.int64]
 
 BLOCK = 1 << 24  # bytes compared at once
-FEW = 0.5  # share of changed rows up to which rows that moved are not searched
+FEW = 0.5  # share of changed rows up to which moved rows are not searched
 TEXT = (".json", ".csv", ".tsv", ".txt")
 PAGE = 64  # bytes of a row of files without tables
 

@@ -414,7 +414,7 @@ def _open_all(
 
 
 def _compiled(session: Session, batch: Batch) -> bytes:
-    """The session's model as its engine can load it quickest; b"" where there is no such form."""
+    """The session's model in the form that its engine loads fastest; b"" if there is none."""
     if not isinstance(session, OpenVinoSession | OnnxRuntimeSession):
         return b""
     try:

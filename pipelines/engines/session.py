@@ -63,7 +63,7 @@ class PrecomputedItems(Protocol):
 
         Args:
             positions: Positions of the items, int64 [n].
-            user: All inputs, one row; those of items hold anything that is valid.
+            user: All inputs, one row; item inputs have any valid values.
 
         Returns:
             The outputs of `Runnable.run` for full rows, bit for bit.

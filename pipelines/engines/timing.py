@@ -29,7 +29,7 @@ LASTING = 7 * 86400.0  # seconds until any choice is timed again
 VARIANTS = 64  # samples of a timing at least, where batches can be varied
 MARGIN = 0.05  # gain, as a share of its time, by which another engine replaces the one before
 FLOAT = "+fp32"  # behind the name of an engine that runs the float file of an int8 model
-HOPELESS = 4.0  # a float file so many times slower than int8 in one engine is not tried in others
+HOPELESS = 4.0  # a float file that is this many times slower than int8 in one engine is not tried in others
 REFERENCE = "onnxruntime"  # engine that others are validated against; the first that runs if it does not
 
 

@@ -314,7 +314,7 @@ class Workers:
         return self.ask(name, "open", *arguments)
 
     def start(self, name: str, make: Callable[[], Any], log: str, **environment: str) -> Worker:
-        """Returns the process of an engine that is not among the live ones.
+        """Starts the process of an engine, without adding it to `live`.
 
         Args:
             name: Its name.

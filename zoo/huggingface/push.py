@@ -19,7 +19,7 @@ from zoo.huggingface.repository import PACKAGE, Repository, errors_of
 
 README = "README.md"
 LEFT_OUT = ("checkpoint", "*.found*")  # of an interrupted training; replaced files
-# files that the hub loses if the folder has none: they would belong to an earlier push
+# files of an earlier push, which are deleted on the hub if the folder lacks them
 REPLACED = (
     *STAGES,
     mapped(Path(NATIVE)).name,

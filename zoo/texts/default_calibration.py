@@ -41,7 +41,7 @@ from zoo.texts.models.config import IDS, MASK, TYPES, ModelConfig
 
 LENGTH = 128  # tokens of a calibration row
 ROWS = 256  # maximum number of calibration rows
-QUERY_PART = 8  # one of so many texts is a query of a multi-vector encoder
+QUERY_PART = 8  # interval of the texts that are queries of a multi-vector encoder
 BATCH_TOKENS = 2048  # of a padded batch that judges
 SHARE, MINIMUM = 0.01, 0.97  # largest share of texts of cosines below `metrics.LOW`, and the lowest cosine
 AGREEMENT = 0.98

@@ -43,7 +43,7 @@ class ClickModel:
     Attributes:
         form: Name of the form.
         inputs: (name, dtype, shape) of the graph's inputs, None for a dynamic size.
-        fed: Which of them the program takes as ids, numbers and scales; None where it takes none.
+        fed: Names of the inputs for ids, numbers and scales; None for an input that the program lacks.
         outputs: Names of the graph's outputs.
         program: What the kernels compute.
         shared: Inputs that all samples of a ranking share; None for a model that ranks no items.

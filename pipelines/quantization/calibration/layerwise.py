@@ -106,7 +106,7 @@ class DrawnSamples:
     Attributes:
         model: Float model.
         samples: Batches, iterated several times.
-        stride: One of so many chunks is drawn.
+        stride: Interval of the drawn chunks.
     """
 
     model: ir.Model

@@ -108,7 +108,7 @@ class Histogram:
 
     Args:
         binned: See above.
-        drawn: Count about so many values of a sample in bins, evenly drawn; None: all.
+        drawn: Approximate number of values of a sample that bins count, evenly drawn; None: all.
     """
 
     def __init__(self, binned: bool = True, drawn: int | None = None) -> None:

@@ -182,7 +182,7 @@ class QdqInserter:
         b = None if b is None else b.ravel()  # a Gemm's may be [1, N]
         if weight.name not in self._least:
             self._least[str(weight.name)] = self._least_scale(weight)
-        # the first reader saw what the others need, but for those whose input was replaced since
+        # computed at the first reader for all readers, except those whose input was replaced since
         least = np.maximum(self._least[str(weight.name)], _bias_bound(b, x_scale))
         scale, quantized = self._weights.of(weight, axis, self.weight_bits, least, self.clip_weights)
         node.replace_input_with(1, self._quantized(node, str(weight.name), quantized, scale, axis))

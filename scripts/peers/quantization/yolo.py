@@ -78,7 +78,7 @@ class Yolo(nn.Module):
     Args:
         stages: The backbone's parts, which end with the levels of stride 8, 16 and 32.
         necks: Parts behind the concatenations: of stride 16, 8, 16 and 32.
-        scores: Makes the head of the classes for so many channels.
+        scores: Creates the head of the classes for a number of channels.
     """
 
     def __init__(

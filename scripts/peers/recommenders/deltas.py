@@ -91,7 +91,7 @@ def measure(args: Any) -> dict[str, Any]:
 
 
 def _models(work: Path, buckets: int, rows: int) -> list[Path]:
-    """Makes two models, whose large table has other vectors for so many ids."""
+    """Creates two models that differ in the vectors of `rows` ids of the large table."""
     log, schema, models = work / "log.csv", work / "schema.json", [work / "older", work / "newer"]
     if all((model / "native.onnx").is_file() for model in models):
         return models

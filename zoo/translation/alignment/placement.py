@@ -165,7 +165,7 @@ def _write(markup: Markup, alignment: Alignment, gaps: Sequence[Sequence[_Item]]
 def _between(items: Sequence[_Item], target: str, end: int, first: int) -> str:
     """Returns what stands between two units: tags, and the blanks around them.
 
-    A blank follows end tags, and is before start tags. What is written as it is keeps its own blanks.
+    A blank follows end tags, and is before start tags. Verbatim text keeps its own blanks.
     """
     blank = target[end:first]
     whole = [i for i, item in enumerate(items) if item.kind == "whole"]

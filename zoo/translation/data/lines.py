@@ -42,7 +42,7 @@ class Line(NamedTuple):
         notes: What was left out or copied.
         prefix: Text that its translation begins with.
         texts: Text of each of `parts`.
-        markup: What was taken out of the text and is written into its translation; None: nothing.
+        markup: Tags and placeholders to write into the translation; None: none.
     """
 
     where: str

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from zoo.translation.models.transformer import Transformer
 
 DRAFT = "draft.npz"
-HELD_OUT = 20  # one sentence in so many is held out, at most MAX_HELD_OUT
+HELD_OUT = 20  # interval of the held-out sentences, of which there are at most MAX_HELD_OUT
 MAX_HELD_OUT = 1000
 COMMON, PER_TOKEN = 300, 24  # words that a draft may propose for every sentence, and besides for each source token
 DISCOUNT = 0.8  # of the loss of a token, by its distance from the newest

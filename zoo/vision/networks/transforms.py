@@ -151,7 +151,7 @@ class ImageTransform:
         return max(rows // multiple, 1) * multiple, max(columns // multiple, 1) * multiple
 
     def _cropped(self, pixels: Pixels, resized: tuple[int, int], size: tuple[int, int]) -> tuple[Pixels, Placement]:
-        """Resizes an image to (height, width) and takes the centre of the size; what is missing is black."""
+        """Resizes an image to (height, width) and takes the centre of the size; missing pixels are black."""
         resized = max(resized[0], 1), max(resized[1], 1)
         height, width = pixels.shape[:2]
         top, left = (round((whole - own) / 2) for whole, own in zip(resized, size, strict=True))

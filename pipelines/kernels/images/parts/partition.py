@@ -60,7 +60,7 @@ def partition(model: ir.Model, reason: RequestError) -> Partition[ImageProgram]:
         raise reason
     division = _Division(model, reason)
     if not (parts := division.parts()):
-        raise reason if images else division.refused or reason  # that it reads no image is no reason
+        raise reason if images else division.refused or reason  # `reason` may only be that it reads no image
     batch = (query.dimensions(model.graph.inputs[0]) or [None])[0]
     outputs = tuple(str(value.name) for value in model.graph.outputs)
     return Partition(tuple(inputs), outputs, batch or 0, tuple(parts), str(reason))

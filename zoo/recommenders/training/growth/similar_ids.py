@@ -15,7 +15,7 @@ from zoo.recommenders.data.encoding import Field
 from zoo.recommenders.data.features import Features
 from zoo.recommenders.models.layers import Embeddings
 
-CONSTANT = 0.99  # share of the rows of an id with its value, from which on a column is one of the id's own
+CONSTANT = 0.99  # minimum share of an id's rows with one value, for a column that describes the id
 
 
 def similar_ids(
