@@ -20,6 +20,8 @@ import numpy as np
 
 import zoo
 
+CONNECTIONS = 32  # of requests at a rate
+
 
 class Request(NamedTuple):
     """A POST request.
@@ -106,16 +108,13 @@ def _percentiles(seconds: list[float], took: float) -> dict[str, float]:
     return {"rate": len(seconds) / took, "p50": 1e3 * p50, "p99": 1e3 * p99}
 
 
-def at_rate(
-    port: int, request: Request, rate: float, connections: int, seconds: float, core: int, even: bool = True
-) -> dict[str, float]:
+def at_rate(port: int, request: Request, rate: float, seconds: float, core: int, even: bool = True) -> dict[str, float]:
     """Sends requests by the clock, whether earlier ones are answered or not.
 
     Args:
         port: Port of the server.
         request: The request.
         rate: Requests/s.
-        connections: A quarter of the open connections.
         seconds: Duration.
         core: Core of the clients.
         even: Requests start at equal distances; else at those of a Poisson process.
@@ -138,7 +137,7 @@ def at_rate(
     async def main() -> float:
         queue: asyncio.Queue[float] = asyncio.Queue()
         begin = time.perf_counter() + 0.1
-        clients = [asyncio.create_task(client(queue, begin)) for _ in range(4 * connections)]
+        clients = [asyncio.create_task(client(queue, begin)) for _ in range(CONNECTIONS)]
         for due in starts:
             if (wait := begin + due - time.perf_counter()) > 0:
                 await asyncio.sleep(wait)

@@ -202,7 +202,7 @@ def rows(environments: Path, rounds: int, seconds: float) -> dict[str, Any]:
                 served.append(wrk(live.port, request, 8, seconds))
                 rate = 0.7 * served[-1]["rate"]
                 for even, tails in tail.items():
-                    tails.append(load.at_rate(live.port, request, rate, 8, seconds, CORES[-1], even))
+                    tails.append(load.at_rate(live.port, request, rate, seconds, CORES[-1], even))
     most = median([500 * turn["rate"] for turn in served], 0)
     return {
         "rows": 500,

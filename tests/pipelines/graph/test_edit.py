@@ -93,3 +93,15 @@ def test_new_names_are_not_those_of_values_or_nodes():
     made = [edit.node("Relu", [source], used[0], taken=taken) for _ in range(2)]
     assert [node.name for node in made] == [node.outputs[0].name for node in made] == [f"{used[0]}_1", f"{used[0]}_2"]
     assert edit.node("Relu", [source], used[0]).name == used[0]  # takes another one's place
+
+
+def test_weights_that_several_operators_dequantize_get_copies_of_their_own():
+    net = model(
+        "(float[n,2] x) => (float[n,2] y) { a = DequantizeLinear(codes, s) b = DequantizeLinear(codes, t)"
+        " c = MatMul(x, a) y = MatMul(c, b) }",
+        codes=np.int8([[1, 2], [3, 4]]), s=np.float32(0.5), t=np.float32(2),
+    )  # fmt: skip
+    before = run(net, x=np.eye(2, dtype=np.float32))["y"]
+    assert edit.own_weights(net) == 1 and edit.own_weights(net) == 0
+    assert net.graph[0].inputs[0] is not net.graph[1].inputs[0]
+    np.testing.assert_array_equal(run(net, x=np.eye(2, dtype=np.float32))["y"], before)

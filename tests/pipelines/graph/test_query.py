@@ -25,6 +25,23 @@ def test_constant_reads_initializers_and_constant_nodes_only():
     assert query.constant(values["x"]) is None and query.constant(None) is None
 
 
+def test_dequantized_constants_and_integers_of_either_form():
+    net = model(
+        "(float[n,2] x) => (float[2] y) { w = DequantizeLinear(codes, s, z) a = MatMul(x, w)"
+        " b = ReduceSum<keepdims=0>(a, axes) c = Concat<axis=0>(b, b) y = Slice(c, k, k, zero, k) }",
+        codes=np.int8([[1, 2], [3, 4]]), s=np.float32(0.5), z=np.int8(0), axes=np.array([0]), zero=np.array([0]),
+        k=np.array([1]),
+    )  # fmt: skip
+    values = {value.name: value for node in net.graph for value in (*node.inputs, *node.outputs)}
+    integers, scale, zero = query.dequantized(values["w"])
+    assert integers.tolist() == [[1, 2], [3, 4]] and scale == 0.5 and zero == 0
+    assert query.dequantized(values["a"]) is query.dequantized(values["codes"]) is query.dequantized(None) is None
+    _, multiply, reduced, concat, _ = net.graph
+    assert query.integers(reduced, "axes", 1) == [0] and query.integers(concat, "axes", 1) is None
+    assert query.integers(multiply, "axes", 1) is None
+    assert query.rank(values["x"]) == 2 and query.rank(None) is None
+
+
 def test_sole_user():
     net = model(
         "(float[n] x) => (float[n] y, float[n] b) { a = Relu(x) b = Abs(a) c = Neg(b) d = Mul(c, c) y = Add(d, x) }"
