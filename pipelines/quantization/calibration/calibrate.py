@@ -159,10 +159,11 @@ class Observation:
         of_samples = hashlib.sha256(b"".join(sha.digest() for sha in self._input_digests.values())).hexdigest()
         return CalibrationTable(self._graph_digest, observer, self.samples, of_samples, tensors)
 
-    def table_of_mean_extremes(self, *, symmetric: bool = False) -> CalibrationTable:
+    def table_of_mean_extremes(self, deviations: float = 0.0, *, symmetric: bool = False) -> CalibrationTable:
         """Returns the table of min-max ranges, with `Histogram.mean_extremes` for the tensors counted in bins.
 
         Args:
+            deviations: See `Histogram.mean_extremes`.
             symmetric: Tensors with negatives get the range -high .. high.
 
         Returns:
@@ -174,7 +175,7 @@ class Observation:
         table = self.table("minmax", symmetric=symmetric)
         tensors = dict(table.tensors)
         for name, observed in tensors.items():
-            low, high = self.histograms[name].mean_extremes()
+            low, high = self.histograms[name].mean_extremes(deviations)
             if symmetric and observed.low < 0:
                 low, high = min(low, -high), max(-low, high)
             if self.histograms[name].binned and low < high:

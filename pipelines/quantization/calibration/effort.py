@@ -18,7 +18,7 @@ from pipelines.quantization.ptq import HELD_OUT
 HELD_BACK = 3  # one of three samples is held out, up to HELD_OUT
 CHEAP = 2**22  # elements of activations up to which a step takes more samples than its effort says
 SMALL = 2**19  # bytes of weights of networks that are observed on all samples
-MOST = 2**23  # maximum input elements of held-out samples
+MOST = 2**24  # maximum input elements of held-out samples
 RESULTS = 2**26  # bytes of results of the float model that are kept
 COMPUTED = 2**29  # elements of activations on the samples among which the worst ones are searched
 

@@ -104,7 +104,8 @@ class Histogram:
         finite: False after a NaN or an infinity; the histogram is void then.
         binned: Whether values are counted in bins; without bins, min-max is the only range.
         samples: Number of samples.
-        ends: Sums over the samples of (least value or 0, greatest value or 0), [2].
+        ends: Sums over the samples of (least value or 0, greatest value or 0) and of their squares, [2, 2].
+        reached: Number of samples whose least value is `low`, and whose greatest value is `high`, [2].
 
     Args:
         binned: See above.
@@ -115,7 +116,7 @@ class Histogram:
         self.binned, self._drawn = binned, drawn
         self._ranges: dict[tuple[str, bool], Range] = {}
         self.low, self.high, self.count, self.finite = np.inf, -np.inf, 0, True
-        self.counted, self.zeros, self.samples, self.ends = 0, 0, 0, np.zeros(2)
+        self.counted, self.zeros, self.samples, self.ends, self.reached = 0, 0, 0, np.zeros((2, 2)), np.zeros(2, int)
         self.exponent: int | None = None  # bin width 2**exponent
         self.bins = np.zeros(2 * BINS, np.int64)  # bin i holds [(i - BINS) w, (i - BINS + 1) w)
 
@@ -133,13 +134,17 @@ class Histogram:
         if not np.isfinite([lows, highs]).all():
             self.finite = False
             return
+        before = self.low, self.high
         self.low, self.high = min(self.low, float(lows.min())), max(self.high, float(highs.max()))
         self.count += x.size
         self._ranges.clear()
         if not self.binned:
             return
         self.samples += samples
-        self.ends += np.array([np.minimum(lows, 0), np.maximum(highs, 0)], np.float64).sum(axis=1)
+        ends = np.array([np.minimum(lows, 0), np.maximum(highs, 0)], np.float64)
+        self.ends += [ends.sum(axis=1), np.square(ends).sum(axis=1)]
+        self.reached *= np.equal(before, (self.low, self.high))
+        self.reached += np.count_nonzero(np.equal([lows, highs], [[self.low], [self.high]]), axis=1)
         values = rows[:, :: _stride(rows.shape[1], self._drawn)].ravel()
         for part in np.split(values, range(CHUNK, values.size, CHUNK)):
             self._add(part)
@@ -213,17 +218,22 @@ class Histogram:
             self._ranges[key] = RANGES[method](self, symmetric)
         return self._ranges[key]
 
-    def mean_extremes(self) -> Range:
+    def mean_extremes(self, deviations: float = 0.0) -> Range:
         """Returns the means of the least and of the greatest values of samples: few reach the ends of all.
 
-        The bias of the clipped values is small beside the rounding of all others where a few samples reach far (the
-        default range of NNCF).
+        NNCF's default. A wider range may exceed the observed one, unless several samples share its end (a Clip).
+
+        Args:
+            deviations: Standard deviations of the extremes to widen the range by.
 
         Returns:
             (low, high) in units of the tensor.
         """
-        low, high = self.ends / max(self.samples, 1)
-        return float(max(low, min(self.low, 0))), float(min(high, max(self.high, 0)))
+        means, squares = self.ends / max(self.samples, 1)
+        wide = means + deviations * np.sqrt(np.maximum(squares - np.square(means), 0)) * (-1, 1)
+        observed = np.clip(wide, min(self.low, 0), max(self.high, 0))
+        low, high = np.where((self.reached > 1) | (not deviations), observed, wide).tolist()
+        return low, high
 
     def without_bins(self) -> Histogram:
         """Returns the histogram without bins, for a tensor whose range is min-max."""

@@ -354,6 +354,20 @@ def test_means_of_the_extremes_of_samples(rng, cuts):
     )
 
 
+@pytest.mark.parametrize("cuts", [(3, 7, 40), (40,)])
+def test_ranges_some_deviations_wider_than_the_mean_extremes_end_where_several_samples_do(rng, cuts):
+    x = rng.standard_normal((40, 3, 5)).astype(np.float32)
+    net = model(
+        "(float[n,3,5] x) => (float[n,3,5] y) { y = Clip(x, zero, one) }", zero=np.float32(0), one=np.float32(1)
+    )
+    table = observe(net, [{"x": x[start:end]} for start, end in itertools.pairwise((0, *cuts))])
+    wide = table.table_of_mean_extremes(3.0).tensors
+    ends = np.array([x.reshape(40, -1).min(axis=1), x.reshape(40, -1).max(axis=1)])
+    expected = ends.mean(axis=1) + 3 * ends.std(axis=1) * (-1, 1)
+    assert (wide["x"].low, wide["x"].high) == pytest.approx(expected, rel=1e-4)
+    assert wide["x"].high > wide["x"].maximum and (wide["y"].low, wide["y"].high) == (0, 1)
+
+
 def test_a_tensor_without_sample_axis_has_one_mean_extreme_a_run(rng):
     net = model("(float[n,4] x) => (float[4] y) { y = ReduceMax<axes = [0], keepdims = 0>(x) }")
     table = observe(net, [{"x": np.full((9, 4), value, np.float32)} for value in (1, 0)])
