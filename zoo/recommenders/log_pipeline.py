@@ -322,6 +322,8 @@ class LogPipeline(ClickPipeline):
             return items
         if ids is not None:
             raise RequestError("found ids and items, expected ids of a catalogue")
+        if isinstance(items, list) and not items:
+            raise RequestError("found no item to rank, expected one or more")
         return Catalogue.read(self.sides, items, distinct=False, named=named)
 
     def _of_catalogue(self, user: Any, catalogue: Catalogue, positions: NDArray[np.int64] | None) -> dict[str, Floats]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import filelock
 
-from pipelines.core import files, settings
+from pipelines.core import files, machine, settings
 from pipelines.core.errors import RequestError, one_line, requires
 from pipelines.core.files import read_json, replacing, require_place, sha256
 from pipelines.models.hub import CARD
@@ -343,15 +343,24 @@ class Processes:
         checkpointed(output)
 
 
+def limit_threads() -> None:
+    """Limits torch to the processors of this process: it reads affinity, but no CPU quota of a control group."""
+    import torch
+
+    if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > machine.cores():
+        torch.set_num_threads(machine.cores())
+
+
 @contextlib.contextmanager
 def processes() -> Iterator[Processes]:
     """Joins the processes started by torchrun (RANK and WORLD_SIZE): gloo between CPUs, nccl between GPUs.
 
-    Process groups that already exist, as under Ray, are kept.
+    Process groups that already exist, as under Ray, are kept. See `limit_threads`.
     """
     import torch
     from torch import distributed
 
+    limit_threads()
     rank, count = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     device = (
         torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if torch.cuda.is_available() else torch.device("cpu")

@@ -275,8 +275,10 @@ def test_a_sentence_in_another_script_is_copied_among_others(translate, opened, 
 
 
 def test_text_without_words_is_copied(opened, texts):
-    (plain,), (answer,) = opened(texts[:1]), opened(["- ..."])
-    assert answer == {"translation": "- ...", "score": 0.0, "untranslated": "- ... copied"}
+    (plain,) = opened(texts[:1])
+    for text in ("- ...", "12345678901234567890", "+49 (0)30 1,234.56"):
+        (answer,) = opened([text])
+        assert answer == {"translation": text, "score": 0.0, "untranslated": f"{text} copied"}
     (answer,) = opened([f"{texts[0]}. ??? {texts[0]}."])
     assert "???" in answer["translation"] and plain["translation"] in answer["translation"]
 

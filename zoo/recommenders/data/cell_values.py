@@ -6,7 +6,9 @@ import ast
 import datetime
 import decimal
 import enum
+import functools
 import itertools
+import logging
 import math
 import re
 import uuid
@@ -25,8 +27,10 @@ from zoo.recommenders.data.hashing import overlapping
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
 
+logger = logging.getLogger(__name__)
 LIST = "|"  # joins the items of a list in the file
 HUGE = 2.0**63  # from here on whole numbers are not written out
+ROUNDED = 2**53  # from here on float64 lacks whole numbers
 RAW_MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "\\N")  # in texts that are read as they stand
 MISSING = (*RAW_MISSING, "<NA>", "NaT")
 _NO_VALUES = frozenset(MISSING)
@@ -310,12 +314,13 @@ def as_texts(values: Iterable[Any], name: str, separator: str) -> pa.Array:
     return pa.array(texts, pa.string())
 
 
-def column_as_text(column: Any, separator: str = LIST) -> pa.Array:
-    """Writes a column as texts, as `as_text` writes the values.
+def column_as_text(column: Any, separator: str = LIST, name: str = "") -> pa.Array:
+    """Writes a column as texts, as `as_text` writes the values; whole numbers that floats have rounded give a warning.
 
     Args:
         column: Arrow array [n].
         separator: Separator of the items of lists.
+        name: Name of the column in the warning; "": no warning.
 
     Returns:
         Text array [n], null where missing.
@@ -349,11 +354,22 @@ def column_as_text(column: Any, separator: str = LIST) -> pa.Array:
     if pa.types.is_floating(kind):  # 3.0 is the id 3: a column of whole numbers with gaps may be of either type
         whole = pc.and_(pc.equal(column, pc.floor(column)), pc.less(pc.abs(column), HUGE))
         numbers = pc.if_else(whole, column, pa.scalar(None, kind)).cast(pa.int64())
+        if name and max(map(abs, filter(None, pc.min_max(numbers).as_py().values())), default=0) >= ROUNDED:
+            _warn_of_rounding(name)
         text = pc.coalesce(numbers.cast(pa.string()), text)
     if pa.types.is_timestamp(kind) or pa.types.is_time(kind):  # as Python writes them
         text = pc.replace_substring_regex(text, r"(\.[0-9]{6})000(Z?)$", r"\1\2")
         text = pc.replace_substring_regex(text, r"\.0+(Z?)$", r"\1")
     return pc.if_else(pc.is_in(text, pa.array(MISSING)), pa.scalar(None, pa.string()), text)
+
+
+@functools.cache
+def _warn_of_rounding(name: str) -> None:
+    logger.warning(
+        "column %s: whole numbers from 2**53 on are rounded as floats, and ids among them are not found; expected "
+        "integers (Int64 in pandas, also with missing values) or texts",
+        name,
+    )
 
 
 def _lists_as_text(column: Any, separator: str) -> pa.Array:

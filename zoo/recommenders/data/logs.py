@@ -494,7 +494,7 @@ def _texts(rows: Any, name: str, separator: str) -> pa.Array:
     if isinstance(rows, list):
         return as_texts((row.get(name) for row in rows), name, separator)
     try:
-        return column_as_text(rows.column(name), separator)
+        return column_as_text(rows.column(name), separator, name)
     except pa.ArrowInvalid as error:
         expected = f"texts, numbers or lists; zoo schema --ignore {name} leaves it out"
         raise RequestError(f"column {name} cannot be read ({one_line(error)}), expected {expected}") from error

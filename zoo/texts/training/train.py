@@ -38,7 +38,7 @@ from zoo.texts.train_config import TrainConfig
 from zoo.texts.training.networks import DenseLayers, load_network, pool, require_trainable, save_network
 from zoo.texts.training.span_tasks import task_of
 from zoo.texts.training.tasks import Task
-from zoo.training.runs import load_checkpoint, require_output, save_checkpoint
+from zoo.training.runs import limit_threads, load_checkpoint, require_output, save_checkpoint
 
 STATE = "checkpoint/state.pt"
 COPIED_FILES = (tokenizer.FILE, CONFIG)  # from the start model
@@ -119,6 +119,7 @@ def train(
         "data": _digest(pairs, labels),
         "start": sha256(start_from / FILE),
     }
+    limit_threads()
     torch.manual_seed(config.seed)
     changes = _label_keys(names) if names else {}
     device = _device(config.device)

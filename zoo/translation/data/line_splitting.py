@@ -113,9 +113,10 @@ class LineSplitter:
     def _add(self, text: str, tokens: Tokens | None = None) -> None:
         """Adds a sentence: whole, in pieces if it is too long, or around words that the vocabulary cannot write.
 
-        One without letters and digits is copied: models make words of "-" or "...".
+        One without letters and digits is copied: models make words of "-" or "...". So is one without letters where
+        unknown words are copied: such models write other numbers.
         """
-        if not _has_words(text):
+        if not any(map(str.isalpha if self.vocabulary.copies_words else str.isalnum, text)):
             self._copy(text)
             return
         tokens = self._encode(text) if tokens is None else tokens

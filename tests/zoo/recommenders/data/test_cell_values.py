@@ -263,6 +263,15 @@ def test_a_value_alone_has_the_text_that_it_has_in_a_column(form, value):
     assert form.text(value) == form.apply(as_texts([value], "a", ";"))[0].as_py()
 
 
+def test_ids_that_floats_have_rounded_give_a_warning(caplog):
+    identity = 2**53 + 1
+    columns = [{"name": "big_user", "kind": "category", "encoding": HASH}]
+    features = Features(Schema.from_json({"columns": columns}))
+    for values, warned in ((pd.array([identity, None], "Int64"), 0), ([identity - 3, None], 0), ([identity, None], 1)):
+        list(features.read(pd.DataFrame({"big_user": values})))
+        assert len([text for text in caplog.messages if "column big_user: whole numbers from 2**53" in text]) == warned
+
+
 def test_lists_of_a_column_are_canonical_in_one_call(monkeypatch):
     calls, made = [], cell_values.canonical
     monkeypatch.setattr(cell_values, "canonical", lambda *texts: calls.append(len(texts[0])) or made(*texts))

@@ -184,6 +184,7 @@ def test_refusals(pipeline, request_parts):
             lambda: pipeline.rank(without, items),
             'lacks the column age; found .* belongs to the user .* "tower": "item" and',
         ),
+        (lambda: pipeline.rank(user, []), "found no item to rank"),
         (lambda: pipeline.rank(user, [{"item_id": "i1"}]), r'lacks the columns "price, EUR", categories'),
         (lambda: pipeline.rank([user, user], items), "found 2 rows as the user, expected one"),
         (lambda: pipeline.rank(user, []), "item"),
