@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.core.errors import RequestError, ZooError
+from pipelines.core.settings import home
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +106,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     except OSError as error:
         if error.errno in FULL:
             raise DiskFull(target, error) from error
-        raise RequestError(f"cannot write {target}: {error.strerror or error}; choose another output path") from error
+        raise _unwritable(target, error) from error
     temporary, own = Path(name), (os.getpid(), name)
     mark_temporary(name)
     _sweep(target)
@@ -117,12 +118,20 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         if error.errno in FULL or CUT_SHORT.search(str(error)):
             raise DiskFull(target, error) from error
         if str(error.filename) == name:
-            raise RequestError(f"cannot write {target}: {error.strerror}; choose another output path") from error
+            raise _unwritable(target, error) from error
         raise
     finally:
         temporary.unlink(missing_ok=True)
         _TEMPORARY.discard(own)
         os.close(handle)
+
+
+def _unwritable(target: Path, error: OSError) -> RequestError:
+    advice = "choose another output path"
+    with contextlib.suppress(RequestError):
+        if target.absolute().is_relative_to(home().absolute()):
+            advice = "set ZOO_HOME to a folder you may write"
+    return RequestError(f"cannot write {target}: {error.strerror or error}; {advice}")
 
 
 @contextlib.contextmanager

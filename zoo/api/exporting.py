@@ -33,6 +33,7 @@ TO = ("triton", "ovms")
 MODULES = "sentence-transformers"  # a folder that SentenceTransformer opens
 TRANSFORMERS = "huggingface"  # a folder that transformers opens
 TABLES = ("npz", "safetensors")  # files of embedding tables
+DATA_SIZED = frozenset(("NonMaxSuppression", "NonZero", "Unique", "Compress"))  # operators
 MAX_BATCH = 64  # maximum dynamic batch size of Triton, in requests
 GATHER_US = 100  # maximum queue delay of Triton, in microseconds
 # https://github.com/triton-inference-server/common/blob/main/protobuf/model_config.proto, enum DataType
@@ -319,7 +320,7 @@ def triton(model: ir.Model, name: str, file: str, threads: int) -> str:
     """Returns config.pbtxt of a graph: a ModelConfig in protobuf text format.
 
     If the first axis of every input and output is dynamic, it becomes Triton's batch axis, and dynamic batching is
-    enabled.
+    enabled. It is none if the data determine the number of rows of an output, such as all boxes of a batch.
 
     Args:
         model: ONNX graph.
@@ -335,7 +336,7 @@ def triton(model: ir.Model, name: str, file: str, threads: int) -> str:
     """
     ports = {"input": list(model.graph.inputs), "output": list(model.graph.outputs)}
     shapes = {value.name: query.dimensions(value) for values in ports.values() for value in values}
-    batched = all(shape and shape[0] is None for shape in shapes.values())
+    batched = all(shape and shape[0] is None for shape in shapes.values()) and not _counts_rows(model)
     lines = [
         f'name: "{name}"',
         'platform: "onnxruntime_onnx"',
@@ -359,6 +360,13 @@ def triton(model: ir.Model, name: str, file: str, threads: int) -> str:
         f'parameters {{ key: "intra_op_thread_count" value {{ string_value: "{threads}" }} }}',
     ]
     return "\n".join(lines) + "\n"
+
+
+def _counts_rows(model: ir.Model) -> bool:
+    """Returns whether the data may determine the number of rows of an output."""
+    axes = {str(value.shape[0]) for value in model.graph.inputs if value.shape}
+    rows = {str(value.shape[0]) for value in model.graph.outputs if value.shape}
+    return not rows <= axes - {"None"} and any(node.op_type in DATA_SIZED for node in model.graph.all_nodes())
 
 
 def _ovms(config: Path, name: str) -> dict[str, Any]:

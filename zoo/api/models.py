@@ -82,7 +82,7 @@ def info(model: Model) -> dict[str, Any]:
         if built := read_record(path):
             details["built"] = built
         if (path / BUILD_STAGES[1]).is_file() and (path / BUILD_STAGES[2]).is_file():
-            details["native"] = _native_form(path)
+            details |= {"native": form} if (form := _native_form(path)) else {}
         elif isinstance(zoo.entry(card.entry), Lowerable):
             details["native"] = {"reason": f"not built yet; run: zoo build {model}"}
         if (path / QUANTIZATION).is_file():
@@ -103,7 +103,8 @@ def _of_delta(path: Path) -> dict[str, Any]:
 
 def _native_form(path: Path) -> dict[str, Any]:
     """How the operators of a calibrated model run in the native kernels, and the form that this machine chose."""
-    form = stages.native_form(open_folder(path, zoo.entry))
+    folder = open_folder(path, zoo.entry)
+    form = stages.native_form(folder)
     if not extension.isas():
         return form
     if form.get("forms") and (path / NATIVE).is_file():
@@ -111,7 +112,7 @@ def _native_form(path: Path) -> dict[str, Any]:
 
         with contextlib.suppress(ZooError):  # a damaged file is made anew at its first use
             form["chosen"] = Forms(path / NATIVE).chosen
-    if not form and (path / PRECISIONS["int8"]).is_file():
+    if folder.entry.task == "images" and (path / PRECISIONS["int8"]).is_file():
         from pipelines.engines.native import images
 
         return images.form(path / PRECISIONS["int8"])

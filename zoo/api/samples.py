@@ -144,7 +144,9 @@ def is_image_folder(data: Any) -> bool:
 def _image_batches(model: ir.Model, data: Any, preprocess: Model | None, file: Path | None) -> ImageBatches:
     """How images become samples: by a `Preprocess`, or as `zoo run` prepares them for a file."""
     value = None if preprocess is None else files.read_json(Path(preprocess))
-    if file is None or (isinstance(value, dict) and value.keys() <= Preprocess.__dataclass_fields__.keys()):
+    fields = value if isinstance(value, dict) else {"": None}
+    own = fields.keys() <= Preprocess.__dataclass_fields__.keys() and not isinstance(fields.get("size"), list)
+    if file is None or own:
         spec, ports = _spec(data, preprocess), input_ports(model)
         return lambda paths, size, skipped: images.batches(paths, spec, ports, size, skipped)
     from zoo.vision.networks.preprocessing import prepared_batches

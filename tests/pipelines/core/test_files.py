@@ -106,6 +106,9 @@ def test_a_target_that_cannot_be_replaced_is_named(tmp_path, monkeypatch):
         RequestError, match=r"cannot write .*/out\.txt: Operation not permitted; choose another output path$"
     ):
         files.write_text(tmp_path / "out.txt", "x")
+    monkeypatch.setenv("ZOO_HOME", str(tmp_path))  # of huggingface_hub: a read-only cache; the output is not at fault
+    with pytest.raises(RequestError, match="; set ZOO_HOME to a folder you may write$"):
+        files.write_text(tmp_path / "out.txt", "x")
     assert listing(tmp_path) == []
 
 

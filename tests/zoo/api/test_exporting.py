@@ -100,6 +100,13 @@ def test_a_graph_without_a_batch_is_given_whole(tmp_path: Path) -> None:
     assert not config.HasField("dynamic_batching")
 
 
+@pytest.mark.parametrize(("axis", "batch"), [("n", 64), ("rows", 0)])
+def test_rows_that_the_data_count_are_no_samples(tmp_path: Path, axis: str, batch: int) -> None:
+    """Of Triton with detectors that list the boxes of all images: the numbers of requests and results differ."""
+    text = f"g (float[n, 4] x) => (float[{axis}, 4] y) {{ i = NonZero(x) y = CastLike(x, x) }}"
+    assert config_of(triton(graph(tmp_path, text), "m", "m.onnx", 1)).max_batch_size == batch
+
+
 def test_a_number_a_sample_gets_the_axis_that_triton_wants(tmp_path: Path) -> None:
     config = config_of(triton(graph(tmp_path, "g (float[n] x) => (float[n] y) { y = Relu(x) }"), "m", "m.onnx", 1))
     assert config.max_batch_size > 0

@@ -1,8 +1,10 @@
 """What requests may leave out, say twice or ask for."""
 
 import concurrent.futures
+import contextlib
 import json
 import os
+import socket
 import struct
 import subprocess
 import sys
@@ -15,7 +17,10 @@ from helpers.serving import INFER, JSON, RUN, TSV, Server, talk
 
 from pipelines.core.errors import RequestError
 from zoo.serving.config import ServerConfig, read_api_keys
+from zoo.serving.handlers.base import parse_json, text_lines
+from zoo.serving.http.server import _address
 from zoo.serving.protocol import open_inference
+from zoo.serving.workers.channel import Job
 
 LIVE = "GET /v2/health/live HTTP/%s\r\n%sconnection: close\r\n\r\n"
 ONE = {"name": "a", "shape": [1], "datatype": "FP32", "data": [1.5]}
@@ -41,8 +46,6 @@ def test_there_is_one_host(server: Server, version: str, headers: str, status: i
 
 @pytest.mark.parametrize("body", ["content-length: 100\r\n\r\nabc", "transfer-encoding: chunked\r\n\r\n64\r\nabc"])
 def test_a_body_that_ends_early_is_said_to_a_client_that_still_reads(server: Server, body: str) -> None:
-    import socket
-
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as client:
         client.sendall(f"POST {RUN} HTTP/1.1\r\nhost: x\r\n{body}".encode())
@@ -98,6 +101,18 @@ def test_null_is_as_good_as_nothing() -> None:
     assert kept.request_id == "7"
 
 
+@pytest.mark.parametrize("kind", ["", "application/x-www-form-urlencoded", "text/json"])
+def test_json_without_its_content_type_is_no_text(kind: str) -> None:
+    """Of curl -d without a header: the source of the JSON was embedded, labelled or translated."""
+    for body, refused in ((b' {"texts": ["a"]}', True), (b'["a"]', True), (b"{0} files [1]", False), (b"[SEP]", False)):
+        with (
+            pytest.raises(RequestError, match="found JSON .*application/json") if refused else contextlib.nullcontext()
+        ):
+            assert text_lines(Job(1, "run", kind, "", {}, -1, body), 9, "lines") == [body.decode()]
+    assert text_lines(Job(1, "run", "text/plain", "", {}, -1, b"[1]"), 9, "lines") == ["[1]"]
+    assert parse_json(Job(1, "run", JSON, "", {}, -1, b"\xef\xbb\xbf[1]")) == [1]  # of Windows
+
+
 def binary(numbers: list[float]) -> tuple[bytes, int]:
     """A request whose tensors are binary, and the length of its head."""
     inputs = [
@@ -129,6 +144,16 @@ def test_a_number_that_its_type_cannot_hold_is_none(server: Server) -> None:
 def test_options_of_tensor_requests_are_not_ignored(server: Server) -> None:
     status, _, text = server.ask(f"{INFER}?batch=3", binary([0.0] * 13)[0], JSON)
     assert status == 400 and b"there is no option" in text
+
+
+def test_a_host_is_served_at_its_first_free_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of instructlab and vLLM: localhost was ::1, and IPv6 was off. Here names of hosts ended in a traceback."""
+    places = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (name, 0)) for name in ("192.0.2.1", "127.0.0.1")]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: places)
+    assert _address("localhost", 0)[0] == "127.0.0.1"
+    with pytest.raises(RequestError, match="cannot listen at host port 0: Cannot assign requested address; choose"):
+        places.pop()
+        _address("host", 0)
 
 
 @pytest.mark.parametrize("key", ["schl\u00fcssel-der-tests", "a-key-with-\u200b-a-gap", "tabs\tin-the-key-here"])

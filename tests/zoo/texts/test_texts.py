@@ -102,6 +102,7 @@ def test_int8_is_near_fp32_in_every_engine(encoder):
         assert (fp32 * opened.compute_texts([(text,) for text in TEXTS])).sum(axis=1).min() > 0.9, (
             engine
         )  # of random weights
+    assert "native" not in zoo.info(encoder)  # it named the limits of image networks
 
 
 @pytest.mark.skipif(not extension.isas(), reason="needs the native kernels")

@@ -6,6 +6,8 @@ Open Inference Protocol alone.
 
 from __future__ import annotations
 
+import codecs
+import contextlib
 import io
 import logging
 import re
@@ -27,6 +29,7 @@ from zoo.serving.workers.channel import Job, JobResult
 
 INFER, RUN = "infer", "run"
 MAX_MESSAGE = 800  # characters
+MAX_UNTYPED_JSON = 1 << 20  # bytes of a body that is looked at
 logger = logging.getLogger(__name__)
 
 Send = Callable[[list[JobResult]], None]
@@ -78,9 +81,11 @@ def text_lines(job: Job, max_lines: int, name: str) -> list[str]:
         The lines, without their ends.
 
     Raises:
-        RequestError: The body is not UTF-8, or has more lines.
+        RequestError: The body is not UTF-8, has more lines, or is JSON of another Content-Type than application/json.
         ContentTooLarge: The text is too long.
     """
+    if job.content_type != responses.TEXT:
+        _require_no_json(job)
     body = job.body.removesuffix(b"\n")
     require_count(body.count(b"\n") + 1, max_lines, name)
     limits.TEXT.require(len(body), job.received_bytes)
@@ -90,6 +95,16 @@ def text_lines(job: Job, max_lines: int, name: str) -> list[str]:
             raise RequestError("the body is not UTF-8")
         lines.append(line)
     return lines or [""]
+
+
+def _require_no_json(job: Job) -> None:
+    """Refuses JSON whose Content-Type is missing, or the default of curl."""
+    if len(job.body) > MAX_UNTYPED_JSON or job.body[:100].lstrip()[:1] not in (b"{", b"["):
+        return
+    with contextlib.suppress(orjson.JSONDecodeError):
+        orjson.loads(job.body)
+        kind = repr(job.content_type[:100]) if job.content_type else "without Content-Type"
+        raise RequestError(f"found JSON {kind}; expected the Content-Type application/json, or text/plain for texts")
 
 
 def require_count(count: int, maximum: int, name: str) -> None:
@@ -163,7 +178,7 @@ def parse_json(job: Job) -> Any:
     """
     limits.require_json(job.body, job.received_bytes)
     try:
-        return orjson.loads(job.body)
+        return orjson.loads(job.body.removeprefix(codecs.BOM_UTF8))
     except orjson.JSONDecodeError as error:
         raise RequestError(f"the body is no JSON: {error}") from error
 

@@ -65,7 +65,8 @@ def serve(config: ServerConfig, models: Sequence[ServedModel]) -> None:
         RequestError: The server cannot start with this configuration.
         ZooError: A model cannot be loaded.
     """
-    config = replace(config, port=_free_port(config.host, config.port))
+    host, port = _address(config.host, config.port)
+    config = replace(config, host=host, port=port)
     connections = _max_connections(config.workers, config.certfile is not None)
     if not config.is_local and not config.api_keys:
         logger.warning("%s accepts requests without authentication; restrict it with --api-key-file", config.url)
@@ -356,15 +357,20 @@ def _max_connections(workers: int, tls: bool) -> int:
     return limit - used
 
 
-def _free_port(host: str, port: int) -> int:
-    """The port, or a free one for 0. Raises RequestError if the address is in use, or is not of this host."""
+def _address(host: str, port: int) -> tuple[str, int]:
+    """The first IP address of a host that is free, and the port, or a free one for 0. Raises RequestError for none."""
+    fault: OSError | None = None
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-            return int(probe.getsockname()[1])
+        places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
-        raise RequestError(
-            f"cannot listen at {host} port {port}: {error.strerror or error}; choose another --host or --port"
-        ) from error
+        places, fault = [], error
+    for family, _, _, _, place in places:  # localhost may be ::1 first, where IPv6 is off
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(place)
+                return str(place[0]), int(probe.getsockname()[1])
+        except OSError as error:
+            fault = error
+    reason = getattr(fault, "strerror", None) or fault
+    raise RequestError(f"cannot listen at {host} port {port}: {reason}; choose another --host or --port") from fault

@@ -196,8 +196,9 @@ def divide(
     spans: list[tuple[int, int]] = []
     for row, text in enumerate(texts):
         own = (
-            (begin + start, begin + end)
+            (begin + origins[start], begin + origins[end])
             for begin, segment in _segments(text)
+            for origins in [tokenizer.origins(segment)]
             for start, end in _spans(tokenizer.encode(segment, special_tokens=False), room, chunking.stride)
         )
         places = [*itertools.islice(own, max_chunks - len(chunks) + 1)] or [(0, len(text))]

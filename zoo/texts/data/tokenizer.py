@@ -300,6 +300,19 @@ class Tokenizer:
         with self._unlimited() as tokenizer:
             return tokenizer.encode(text.lower() if self._lower else text, add_special_tokens=special_tokens)
 
+    def origins(self, text: str) -> Sequence[int]:
+        """Returns the positions in a text of the characters that the offsets of `encode` count.
+
+        Args:
+            text: The text; if it is lowercased, İ (U+0130) becomes two characters.
+
+        Returns:
+            A position for each of these characters, and the length of the text.
+        """
+        if not self._lower or len(text.lower()) == len(text):
+            return range(len(text) + 1)
+        return [*(i for i, character in enumerate(text) for _ in character.lower()), len(text)]
+
     def decode(self, texts: Sequence[Sequence[int]], skip_special_tokens: bool = True) -> list[str]:
         """Converts token ids to texts.
 

@@ -381,9 +381,11 @@ def _yolo(signature: Signature, output: str, prototypes: str, classes: int | Non
             "--labels FILE"
         )
     if not readings and (rows in single | triple or columns in single | triple):
+        count = rows if columns in single | triple else columns
         raise RequestError(
             f"{signature.path}: {signature.described} does not fit {classes or 'no'} class names"
-            f"{f' and {masks} masks' if masks else ''}; give as many names as it has classes: --labels FILE"
+            f"{f' and {masks} masks' if masks else ''}; expected {count - 4 - masks} names, or {count - 5 - masks} if "
+            "anchors have an objectness: --labels FILE"
         )
     return next(iter(readings.values()), None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,6 @@ from zoo.vision.networks.transforms import (
 )
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
-EXAMPLE = '{"size": 224, "resize": 256, "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}'
 
 
 def find_transform(signature: Signature, task: str | None, path: Path | None) -> ImageTransform:
@@ -46,9 +46,12 @@ def find_transform(signature: Signature, task: str | None, path: Path | None) ->
     sides = signature.sides
     transform = read_transform(path) if path is not None else beside(signature.path) or _by_convention(signature, task)
     if transform is None:
+        height, width = (side or 224 for side in sides)
+        size = {"size": height, "resize": height * 8 // 7} if height == width else {"size": [height, width]}
         raise RequestError(
             f"{signature.path} does not say how images are prepared; give the preprocessor_config.json of "
-            f"transformers, the config.json of timm, or a file with {EXAMPLE}: --preprocess FILE.json"
+            "transformers, the config.json of timm, or a file such as "
+            f"{json.dumps({**size, 'mean': MEAN, 'std': STD})}: --preprocess FILE.json"
         )
     fixed = [side for side in sides if side is not None]
     if transform.size != (0, 0):

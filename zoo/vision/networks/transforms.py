@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from PIL import Image
 from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json
 from pipelines.data.images import Pixels, resize
-from pipelines.data.preprocess import CHANNELS, Preprocess
+from pipelines.data.preprocess import CHANNELS, MAX_SIDE, Preprocess
 from pipelines.kernels.images.operators import Resize
 
 LETTERBOX, STRETCH, CROP, SHORTEST_EDGE, AS_IS = "letterbox", "stretch", "crop", "shortest edge", "as it is"
@@ -192,6 +192,22 @@ def of_preprocess(spec: Preprocess) -> ImageTransform:
     )
 
 
+def _own(value: Any) -> ImageTransform:
+    """Reads this project's form; size and resize may be [height, width]."""
+    if not isinstance(value, Mapping) or not isinstance(value.get("size"), list):
+        return of_preprocess(Preprocess.from_json(value))
+    size, resize = value["size"], value.get("resize", 0)
+    resized = resize if isinstance(resize, list) else [resize] * bool(resize)
+    in_range = all(type(side) is int and 1 <= side <= MAX_SIDE for side in (*size, *resized))
+    if len(size) != 2 or len(resized) > 2 or not in_range:
+        raise RequestError(
+            f"found the size {size} and resize {resize}; expected [height, width], resize also as the short side, of 1 "
+            f"to {MAX_SIDE} pixels"
+        )
+    square = of_preprocess(Preprocess.from_json({**value, "size": 1, "resize": 0}))
+    return replace(square, size=(size[0], size[1]), fit=CROP if resized else STRETCH, resize=tuple(resized))
+
+
 def read_transform(path: Path) -> ImageTransform:
     """Reads a preprocessing: this project's JSON, transformers' preprocessor_config.json, or timm's config.json.
 
@@ -208,7 +224,7 @@ def read_transform(path: Path) -> ImageTransform:
     try:
         transform = _transform(value)
         if transform is None:
-            return of_preprocess(Preprocess.from_json(value))
+            return _own(value)
         return transform
     except RequestError as error:
         raise RequestError(f"{path}: {error}") from error

@@ -52,6 +52,15 @@ def test_a_word_longer_than_a_chunk_is_divided(tokenizer: Tokenizer) -> None:
     assert all(pieces(tokenizer, text) <= 7 for text in chunks.texts)
 
 
+def test_letters_that_become_two_in_lower_case_move_no_chunk(tmp_path: Path) -> None:
+    """Of Turkish texts: the characters of chunks were those of the lowercased text."""
+    letters().save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer(tmp_path / "tokenizer.json", 64, 80, lower=True)
+    text = "\u0130ab \u0130cd the cat sat over there"
+    chunks = divide(tokenizer, [text], Chunking(10)).texts
+    assert len(chunks) > 2 and " ".join(chunks) == text
+
+
 def test_means_are_of_the_chunks_of_a_text(tokenizer: Tokenizer) -> None:
     chunks = divide(tokenizer, ["a b c d e", "a"], Chunking(4))
     vectors = np.arange(8, dtype=np.float32).reshape(4, 2) + 1

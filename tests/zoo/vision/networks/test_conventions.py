@@ -122,7 +122,12 @@ def test_a_detector_is_recognized(tmp_path: Path, name: str) -> None:
 
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = {
     "another task": ({"output0": V8}, NAMES | {"task": "pose"}, {}, "for the task 'pose'; expected detect"),
-    "other names": ({"output0": V8}, ultralytics("detect", ["cat"]), {}, "does not fit 1 class names"),
+    "other names": (
+        {"output0": V8},
+        ultralytics("detect", ["cat"]),
+        {},
+        "does not fit 1 class names; expected 2 names, or 1 if anchors",
+    ),
     "objectness or not": (
         {"output0": rows([*BOX, 0.9, 0.1, 1.0])},
         {},

@@ -110,6 +110,17 @@ FILES = {  # file -> input size for 50 x 100 pixels (height, width), first value
         (28, 20),
         1.0,
     ),
+    "rectangle": ({"size": [24, 32], "mean": [0, 0, 0], "std": [0.5, 0.5, 0.5]}, (24, 32), 2.0),
+    "rectangle of a short side": (
+        {"size": [24, 32], "resize": 40, "mean": [0.5, 0, 0], "std": [1, 1, 1]},
+        (24, 32),
+        [0.5, 1, 1],
+    ),
+    "rectangle of a larger one": (
+        {"size": [24, 32], "resize": [28, 36], "mean": [0, 0, 0], "std": [1, 1, 1]},
+        (24, 32),
+        1.0,
+    ),
     "zoo": ({"size": 20, "resize": 24, "mean": [0, 0, 0], "std": [1, 1, 1]}, (20, 20), 1.0),
 }
 
@@ -132,6 +143,9 @@ def test_files_of_exporters_are_read(tmp_path: Path, name: str) -> None:
         ({"size": {"height": 3}, "do_resize": True}, "'width'"),
         ({"size": 8, "do_resize": True, "resample": 5}, "interpolation ''"),
         ({"sizes": 8}, "unknown sizes"),
+        ({"size": [8, 0]}, r"found the size \[8, 0\] and resize 0; expected \[height, width\]"),
+        ({"size": [8, 9], "resize": [9, 9, 9]}, "resize also as the short side"),
+        ({"size": [8, 9], "resize": "9"}, "resize also as the short side"),
         (["size"], "found"),
     ],
 )
