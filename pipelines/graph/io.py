@@ -87,7 +87,7 @@ def _read(path: Path) -> tuple[onnx.ModelProto, dict[str, Any]]:
 
 def _model_of(path: Path, proto: onnx.ModelProto, arrays: dict[str, Any]) -> ir.Model:
     """The model in a protobuf of `_read`: checked, with its external data, and in opset `OPSET` or newer."""
-    if fault := _dangling(proto.graph):
+    if fault := _dangling(proto.graph) or tensor_sizes.missing(proto, path.parent):
         raise ValueError(fault)
     opset = _known_opset(proto)
     if arrays and (opset < OPSET or any(tensor.external_data for tensor in proto.graph.initializer)):

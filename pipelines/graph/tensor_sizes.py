@@ -50,6 +50,20 @@ def external_files(path: Path) -> list[str]:
     return _locations(onnx.load(path, load_external_data=False))
 
 
+def missing(model: onnx.ModelProto, folder: Path) -> str:
+    """Names a file of external data that does not exist.
+
+    Args:
+        model: Model whose external data is not loaded.
+        folder: Folder of its external data.
+
+    Returns:
+        What is missing; "" for nothing.
+    """
+    name = next((name for name in _locations(model) if not (folder / name).exists()), "")
+    return f"its weights are in {folder / name}, which does not exist; copy that file beside it" if name else ""
+
+
 def is_linked(model: onnx.ModelProto, folder: Path) -> bool:
     """Whether a file of external data is a symbolic link or has several hard links, which onnx refuses.
 

@@ -493,6 +493,12 @@ def test_sparse_weights_are_read(rng, tmp_path, flat):
         ((64, 16), {"offset": "8", "length": "4096"}, b"", "lies at byte 8 of w.bin, which has 4,096 bytes"),
         ((64, 8), {}, b"", "has 4,096 bytes of w.bin, expected 2,048 bytes"),
         ((64, 16), {"length": "x"}, b"", "invalid literal"),
+        (
+            (64, 16),
+            {"location": "gone.bin"},
+            b"",
+            "its weights are in .*gone.bin, which does not exist; copy that file",
+        ),
         ((64, 16), None, bytes(4000), "4,?000 bytes"),
         ((64, 16), {"offset": "0", "length": "4096"}, b"", ""),
         ((64, 16), {}, b"", ""),
