@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -120,6 +120,19 @@ class ComparedOutputs:
         graph.outputs[:] = unique
         return copy
 
+    def with_inner(self, model: ir.Model, names: Iterable[str]) -> ComparedOutputs:
+        """Adds inner tensors that are compared too, unless they are outputs.
+
+        Args:
+            model: The float model.
+            names: Names of float tensors.
+
+        Returns:
+            The compared tensors.
+        """
+        others = {*self.inner, *(str(output.name) for output in model.graph.outputs)}
+        return replace(self, inner=(*self.inner, *(name for name in dict.fromkeys(names) if name not in others)))
+
     def errors(self, results: Iterable[tuple[Sequence[Array], Sequence[Array]]]) -> Errors:
         """Computes the errors of the compared tensors, without those of single samples.
 
@@ -186,6 +199,9 @@ class OutputSqnr:
     the ranges; the second alone would ignore it. The tensors are those of `ComparedOutputs`; padded positions of texts
     do not count (`pipelines.graph.token_mask`).
 
+    Behind a TopK, int8 models go on with the positions that the float model chose, and its scores are compared too: two
+    queries of a detector in another order would have more error than all quantization.
+
     Args:
         model: Float model.
         samples: Batches, kept in memory, as the results of the float model are.
@@ -194,11 +210,17 @@ class OutputSqnr:
 
     def __init__(self, model: ir.Model, samples: Sequence[Batch], optimized: bool = False) -> None:
         self._samples, self._compared, self._optimized = samples, ComparedOutputs.of(model), optimized
-        self._float = self.cut(model)
+        rankings = _rankings(model)
+        self._chosen = list(rankings)
+        self._compared = self._compared.with_inner(model, rankings.values())
+        self._float = self._compared.cut(model)
+        positions = [_copied(self._float.graph, position) for position in _named(self._float.graph, self._chosen)]
+        self._float.graph.outputs.extend(positions)
         self._weights, self._garbage = query.weight_bytes(model), 0
         self._mask = token_mask.mask_of(model.graph)
         self._at_once = chunk_size(model, samples[0], ROOM) if can_be_cut(model) else 0
         self._exact: list[list[Array]] = []  # of the first batches
+        self._positions: list[Batch] = []  # that the float model chose, likewise
 
     @property
     def batches(self) -> int:
@@ -206,8 +228,14 @@ class OutputSqnr:
         return len(self._samples)
 
     def cut(self, model: ir.Model) -> ir.Model:
-        """See `ComparedOutputs.cut`."""
-        return self._compared.cut(model)
+        """Copies an int8 model, see `ComparedOutputs.cut`; the positions that a TopK chooses become inputs."""
+        copy = self._compared.cut(model)
+        for position in _named(copy.graph, self._chosen):
+            fed = ir.Value(name=position.name, type=ir.TensorType(ir.DataType.INT64))
+            position.name = f"{position.name}.own"
+            position.replace_all_uses_with(fed)
+            copy.graph.inputs.append(fed)
+        return copy
 
     def session(self, cut: ir.Model | reference_session.Serialized) -> ort.InferenceSession:
         """Opens a session of a model that `cut` made.
@@ -275,9 +303,13 @@ class OutputSqnr:
         missing = self._samples[len(self._exact) : max(used, default=-1) + 1]
         if missing:
             exact = self.session(self._float)
-            self._exact += [self._run(exact, batch) for batch in missing]
+            for batch in missing:
+                results = self._run(exact, batch)
+                end = len(results) - len(self._chosen)
+                self._exact.append(results[:end])
+                self._positions.append(dict(zip(self._chosen, results[end:], strict=True)))
         for index in used:
-            pair = self._exact[index], self._run(session, self._samples[index])
+            pair = self._exact[index], self._run(session, {**self._samples[index], **self._positions[index]})
             total.add(self._compared.errors([pair]))
             total.single += [
                 decibel(self._compared.errors([sample]).relative) for sample in per_sample(self._samples[index], *pair)
@@ -286,7 +318,7 @@ class OutputSqnr:
 
     def _run(self, session: ort.InferenceSession, batch: Batch) -> list[Array]:
         """Returns the outputs for a batch, in parts that fit `ROOM`."""
-        if not 0 < self._at_once < length(batch):
+        if not 0 < self._at_once < length(batch) or len({array.shape[:1] for array in batch.values()}) > 1:
             return self._results(session, batch)
         parts = list(cut(batch, self._at_once))
         results = [self._results(session, part) for part in parts]
@@ -402,6 +434,26 @@ def _sources(values: Iterable[ir.Value]) -> dict[str, ir.Value]:
         seen.update(new)
         waiting += new
     return sources
+
+
+def _rankings(model: ir.Model) -> dict[str, str]:
+    """Returns {positions: scores} of the TopK operators that rank computed float scores, if the positions are read."""
+    if not any(query.is_op(node, "TopK") for node in model.graph):
+        return {}
+    copy = model.clone()
+    infer_shapes(copy)
+    rankings = {}
+    for node in copy.graph:
+        scores = node.inputs[0] if query.is_op(node, "TopK") else None
+        if scores is not None and scores.producer() and query.is_float(scores) and node.outputs[1].uses():
+            rankings[str(node.outputs[1].name)] = str(scores.name)
+    return rankings
+
+
+def _named(graph: ir.Graph, names: Iterable[str]) -> list[ir.Value]:
+    """Returns results of operators by name."""
+    values = {str(value.name): value for value in _results(graph)}
+    return [values[name] for name in names]
 
 
 def _float_form(graph: ir.Graph, values: dict[str, ir.Value], name: str) -> ir.Value:
