@@ -288,7 +288,15 @@ def import_model(source: str, output: str | None, as_json: bool, **options: Any)
     """
     from zoo import api
 
-    show(api.import_model(source, output, **options), as_json)
+    try:
+        report = api.import_model(source, output, **options)
+    except KeyboardInterrupt:
+        from pipelines.models.hub import CARD
+
+        if output is None or not Path(output, CARD).is_file() or Path(output, "int8.onnx").is_file():
+            raise
+        fail(f"interrupted; {output} has the float model, for int8 run: zoo build {output}", INTERRUPTED)
+    show(report, as_json)
 
 
 @click.command()

@@ -110,6 +110,19 @@ def test_an_import_without_torch_says_so_of_models_alone(tmp_path: Path, files: 
     assert not (tmp_path / "ours").exists()
 
 
+@pytest.mark.parametrize(("file", "said"), [("card.json", "for int8 run: zoo build"), ("x", "interrupted\n")])
+def test_an_interrupted_import_says_how_to_continue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], file: str, said: str
+) -> None:
+    def interrupted(source: str, output: str, **options: object) -> None:
+        Path(output, file).write_text("{}")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("zoo.api.import_model", interrupted)
+    code, out, err = call(capsys, "import", "theirs", "-o", tmp_path)
+    assert code == 130 and not out and said in err and "\n" not in err.strip()
+
+
 WRONG = {
     "no verb of that name": ["rum"],
     "missing argument": ["run"],
