@@ -100,14 +100,14 @@ class Way:
         return seconds
 
     def vectors(self, texts: Sequence[str]) -> Any:
-        """Returns L2-normalized embeddings, float32 [n, width].
+        """Returns L2-normalized embeddings, float32 [n, width]; of tagged tokens a row per token.
 
         Raises:
-            ZooError: The engine returned another number of them, as OpenVINO does where it lacks memory.
+            ZooError: The engine returned fewer rows than texts, as OpenVINO does where it lacks memory.
         """
         batches = (texts[first : first + BATCH] for first in range(0, len(texts), BATCH))
         embeddings = np.concatenate([np.asarray(self.run(self.encode(batch))) for batch in batches])
-        if len(embeddings) != len(texts):
+        if len(embeddings) < len(texts):
             raise ZooError(f"it returned {len(embeddings)} vectors of {len(texts)} texts")
         return embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True)
 

@@ -46,7 +46,11 @@ def test_no_network_that_people_bring_is_wrong_in_any_engine(tmp_path):
     pytest.importorskip("torch", reason="needs the train extra")
     rows = scanned(tmp_path, "--kinds", "foreign", "--networks", NETWORKS, "--sizes", "1,2,3,8,9,64")
     assert {row["model"] for row in rows if row["engine"] == "openvino-file"} >= {"cnn.int8.onnx", "ranker.int8.onnx"}
-    assert {row["model"] for row in rows if row["engine"] == "native"} == {"cnn.int8.onnx", "depthwise.int8.onnx"}
+    assert {row["model"] for row in rows if row["engine"] == "native"} == {
+        "cnn.int8.onnx",
+        "depthwise.int8.onnx",
+        "classifier.int8.onnx",
+    }
 
 
 @pytest.mark.parametrize("unchecked", [False, True])
