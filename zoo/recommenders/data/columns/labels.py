@@ -215,9 +215,11 @@ class Leaks:
             lacking = self._lacking.get((label, name))
             if lacking is None:
                 return ""
-            absent = lacking.sum(0)
-            words = ("missing, 0 or -1", "another value") if lacking[1].any() else ("missing", "present")
-            return _reason(label, name, np.stack([absent, self._rows[label] - absent]), words)
+            rows, (absent, fillers) = self._rows[label], lacking
+            words = "missing", "present"
+            if fillers[1] * rows[0] < fillers[0] * rows[1]:  # rarer beside 1: they may stand for what did not happen
+                absent, words = absent + fillers, ("missing, 0 or -1", "another value")
+            return _reason(label, name, np.stack([absent, rows - absent]), words)
         if len(values) == MOST and None in values:  # two values, and rows without one
             counts = np.delete(counts, values.index(None), 0)
             values = [value for value in values if value is not None]
