@@ -292,8 +292,9 @@ def import_model(source: str, output: str | None, as_json: bool, **options: Any)
         report = api.import_model(source, output, **options)
     except KeyboardInterrupt:
         from pipelines.models.hub import CARD
+        from pipelines.models.pipeline import PRECISIONS
 
-        if output is None or not Path(output, CARD).is_file() or Path(output, "int8.onnx").is_file():
+        if output is None or not Path(output, CARD).is_file() or Path(output, PRECISIONS["int8"]).is_file():
             raise
         fail(f"interrupted; {output} has the float model, for int8 run: zoo build {output}", INTERRUPTED)
     show(report, as_json)

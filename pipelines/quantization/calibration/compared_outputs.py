@@ -209,10 +209,10 @@ class OutputSqnr:
     """
 
     def __init__(self, model: ir.Model, samples: Sequence[Batch], optimized: bool = False) -> None:
-        self._samples, self._compared, self._optimized = samples, ComparedOutputs.of(model), optimized
+        self._samples, self._optimized = samples, optimized
         rankings = _rankings(model)
         self._chosen = list(rankings)
-        self._compared = self._compared.with_inner(model, rankings.values())
+        self._compared = ComparedOutputs.of(model).with_inner(model, rankings.values())
         self._float = self._compared.cut(model)
         positions = [_copied(self._float.graph, position) for position in _named(self._float.graph, self._chosen)]
         self._float.graph.outputs.extend(positions)

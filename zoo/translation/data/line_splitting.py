@@ -74,8 +74,7 @@ class LineSplitter:
         """
         text, notes = clean_characters(text)
         self.notes |= dict.fromkeys(notes)
-        if addressed := getattr(self.vocabulary, "addressed", None):  # the language of all sentences of the line
-            self.vocabulary, text = addressed(text)
+        self.vocabulary, text = self.vocabulary.addressed(text)  # for all sentences of the line
         if text:
             tokens = self._encode(text)
             copies = tokens is not None and self.vocabulary.copies_words and np.any(tokens == UNKNOWN)

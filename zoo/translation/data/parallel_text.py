@@ -205,6 +205,14 @@ class Vocabulary(Pieces):
             )
         return self
 
+    def addressed(self, text: str) -> tuple[Vocabulary, str]:
+        """Returns the vocabulary itself and the text, which cannot choose a language.
+
+        Args:
+            text: Source text.
+        """
+        return self, text
+
     @property
     def pieces(self) -> list[str]:
         """The piece of every token."""
