@@ -71,7 +71,8 @@ def summarize(
         native: native.onnx of a model folder, which runs in the engines of this project; the files are then not timed
             as users open them. None: the native kernels run the int8 model if they support it.
         quick: Time ONNX Runtime, the native kernels and the files as users open them alone, with fewer repetitions.
-        path: File of `int8_model`; the native kernels pack and validate it here, not at its first use. None: a copy.
+        path: File of `int8_model`; the native kernels pack and validate it here, not at its first use, and write their
+            program beside it (`catalog.prepare`). None: a copy.
 
     Returns:
         {"line", "layers", "int8_layers", "macs_int8" (share), "sqnr_db", "speed": {engine: float / int8 milliseconds},
@@ -83,7 +84,8 @@ def summarize(
         files as users open them, "speed_of_many"} or None, "of_best": [float / int8 milliseconds of the fastest engines
         for one sample, for many or None], "busy": whether other processes kept a timing from the CPU, "refused": why
         that engine refuses the int8 file if it runs the float file, or "", "float_differs": {engine: difference of its
-        results, for engines that differ on the float model too}, "warnings"}.
+        results, for engines that differ on the float model too}, "prepared": path of the native engine's program or
+        None, "warnings"}.
     """
     few = _few(float_model, samples, _fixed(float_model))
     costs = _costs(float_model, few[0]) if few else {}
@@ -108,6 +110,7 @@ def summarize(
         "of_best": [],
         "busy": False,
         "refused": "",
+        "prepared": None,
         "costliest": [
             {"name": op.name, "type": op.type, "cost": costs.get(op.name), "reason": op.reason} for op in floats
         ],
@@ -196,6 +199,7 @@ def _speed(
     float_differs: dict[str, str] = {}
     references: list[Any] = []  # float and int8
     reference: Runnable | None = None
+    prepared: Path | None = None
     timed = _Timer(quick)
     with tempfile.TemporaryDirectory() as folder:
         float_path = io.save(float_model.clone(), Path(folder) / "float.onnx")
@@ -221,6 +225,7 @@ def _speed(
             elif floats:
                 sessions = [floats[min(floats)], native]
                 timed.add("native", timed(sessions, batch), sessions, many)
+                prepared = int8_path and catalog.prepare(int8_path, batch)
         usable = not {*wrong, *float_differs} & {"openvino"}
         try:
             compared = reference if quick else None
@@ -236,6 +241,7 @@ def _speed(
         "speed_of_many": {engine: _ratio(times) for engine, times in timed.of_many.items()},
         "as_opened": as_opened,
         "refused": refused,
+        "prepared": prepared and str(prepared),
         "of_best": [_of_best(timed.of_one.values()), _of_best(timed.of_many.values())],
         "busy": timed.busy,
     }

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pipelines.core import files, machine
+from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.engines import plan, stock
 from pipelines.engines.quickest import Option, QuickestSession
@@ -53,7 +54,7 @@ def load(
     if base_engine(engine) in ("native", AUTO) and not path.is_file():
         raise RequestError(f"no model file at {path}")
     if base_engine(engine) == "native":
-        return QuickestSession(f"native {files.digest(path)}", native_options(path, threads, engine), threads)
+        return QuickestSession("", native_options(path, threads, engine), threads)  # one option, which is not timed
     if engine == AUTO:
         openers = stock.candidates(path, threads, precision)
         options = {name: Option(opener) for name, opener in openers.items()}
@@ -90,7 +91,7 @@ def native_options(path: Path, threads: int, engine: str = "native") -> dict[str
             such form.
     """
     form = engine.partition(FORM)[2]
-    if path.name == NATIVE or _names(path, DOMAIN):
+    if _is_recommender(path):
         from pipelines.engines.native import forms  # imports onnx, unlike the other native engines
 
         return forms.options(path, threads, form)
@@ -99,6 +100,23 @@ def native_options(path: Path, threads: int, engine: str = "native") -> dict[str
     if form:
         raise RequestError(f"found the form {form} for {path}, which has one form; leave --form out")
     return images.options(path, threads)
+
+
+def prepare(path: Path, batch: Batch) -> Path | None:
+    """Writes the native engine's program of an image network beside its file, see `pipelines.engines.native.prepared`.
+
+    Args:
+        path: ONNX file.
+        batch: Example batch.
+
+    Returns:
+        Path of the program; None if the native kernels do not run the file, or not as ONNX Runtime does.
+    """
+    if _is_recommender(path):
+        return None
+    from pipelines.engines.native import images
+
+    return images.prepare(path, batch)
 
 
 def chosen_form(path: Path) -> str:
@@ -152,10 +170,12 @@ def native_candidates(
     return list(by_name.values()), failed
 
 
-def _names(path: Path, text: str) -> bool:
-    """Whether a file holds a text."""
+def _is_recommender(path: Path) -> bool:
+    """Whether a file holds a click program."""
+    if path.name == NATIVE:
+        return True
     with path.open("rb") as file:
         if not path.stat().st_size:
             return False
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            return content.find(text.encode()) >= 0
+            return content.find(DOMAIN.encode()) >= 0

@@ -426,8 +426,8 @@ def plan(
 ) -> dict[str, Any]:
     """Selects the fastest configuration on this machine and writes a plan file.
 
-    Engines, precisions, thread counts and batch sizes are timed. For a zoo model, the selection among all engines is
-    also stored for `engine="auto"`. `zoo.open_plan` opens the file.
+    For a zoo model, the selection among all engines is also stored for `engine="auto"`. Beside an .onnx file that runs
+    in the native engine, its program is written (`catalog.prepare`). `zoo.open_plan` opens the file.
 
     Args:
         model: Name of a pretrained model, path of a model folder, or path of an .onnx file.
@@ -469,6 +469,8 @@ def plan(
         candidates = _candidates(dict.fromkeys(named, path), names)
         native, failed = catalog.native_candidates(path, AS_IT_IS, names)
         written = build_plan([*candidates, *native], batches, threads, target, catalog.load)
+        if native:
+            catalog.prepare(path, batches[0])
         return {"model": path.name, "path": str(target), **written, "failed": [*written["failed"], *failed]}
     folder = open_model(model, preprocess, data)
     kind = folder.entry.pipeline()
@@ -483,10 +485,9 @@ def plan(
     batches = [opened.preprocess(opened.example(size, data)) for size in batch_sizes or (opened.BATCH_SIZE,)]
     precisions = precisions or ("int8", "fp32")
     candidates = _candidates({precision: folder.ensure(PRECISIONS[precision]) for precision in precisions}, names)
-    failed = []
-    if "int8" in precisions:
-        native, failed = catalog.native_candidates(lambda: graph_file(folder, "int8", "native"), "int8", names)
-        candidates += native
+    of_int8 = names if "int8" in precisions else []
+    native, failed = catalog.native_candidates(lambda: graph_file(folder, "int8", "native"), "int8", of_int8)
+    candidates += native
     for level, count, batch in itertools.product(precisions, threads, batches):
         choose_engine(folder, level, batch, count, fresh=True)
     written = build_plan(candidates, batches, threads, target, catalog.load)

@@ -178,6 +178,8 @@ def quantize(model: str, output: str | None, as_json: bool, show_all: bool, **op
                 left = summary["costliest"][:COSTLIEST]
                 rows = [[node["name"], node["type"], count(node["cost"]), node["reason"]] for node in left]
                 table(["costliest float operators", "type", "MACs or elements", "reason"], rows)
+        if summary is not None and summary["prepared"]:
+            click.echo(f"{summary['prepared']}: program of the native engine; copy it with the model")
         click.echo(report["path"])
 
     emit(report, as_json, show)

@@ -24,6 +24,8 @@ from pipelines.core.derived import derived
 from pipelines.core.errors import RequestError, ZooError, one_line
 from pipelines.engines.agreement import WrongResultsError
 from pipelines.engines.contexts import Asynchronous
+from pipelines.engines.native import prepared
+from pipelines.engines.native.prepared import CLASSES, SUFFIX, Program
 from pipelines.engines.native.validation import NativeModel, Run, validate
 from pipelines.engines.onnxruntime import OnnxRuntimeSession
 from pipelines.engines.quickest import Option
@@ -39,14 +41,10 @@ if TYPE_CHECKING:
 
 # Version of the files of `store`: bump it when `from_graph`, the packed weights or the native object's methods change.
 VERSION = 58
-SUFFIX = ".zoo"
 SIZES = 8  # of images with a program of their own
 CHECKED = (1, 2)  # samples that are compared with ONNX Runtime
 REPEATED = 9  # samples that are compared with one alone: more than 8 do not pass through layers of many weights at once
 logger = logging.getLogger(__name__)
-
-
-CLASSES = {cls.__name__: cls for cls in (PackedProgram, Part, Partition)}
 
 
 class FreeSizesError(RequestError):
@@ -68,7 +66,7 @@ def store(source: Path, path: Path, sizes: Sequence[int] = ()) -> None:
     program_file.save(path, () if free and not sizes else (_packed(_mapped(model)),), CLASSES, VERSION)
 
 
-def _packed(program: ImageProgram | Partition[ImageProgram]) -> PackedProgram | Partition[PackedProgram]:
+def _packed(program: ImageProgram | Partition[ImageProgram]) -> Program:
     if isinstance(program, ImageProgram):
         return pack(program)
     parts = [
@@ -77,7 +75,7 @@ def _packed(program: ImageProgram | Partition[ImageProgram]) -> PackedProgram | 
     return Partition(program.inputs, program.outputs, program.batch, tuple(parts), program.reason)
 
 
-def packed(path: Path, sizes: Sequence[int] = ()) -> PackedProgram | Partition[PackedProgram]:
+def packed(path: Path, sizes: Sequence[int] = ()) -> Program:
     """Returns the packed program of an ONNX file, memory-mapped from the cache, where it is built at first use.
 
     Args:
@@ -94,8 +92,33 @@ def packed(path: Path, sizes: Sequence[int] = ()) -> PackedProgram | Partition[P
     programs = program_file.load(derived(path, [], "images", form, make, SUFFIX), CLASSES, VERSION)
     if not programs:
         raise FreeSizesError(f"the sizes of the input of {path} are free")
-    program: PackedProgram | Partition[PackedProgram] = programs[0]
+    program: Program = programs[0]
     return program
+
+
+def prepare(path: Path, batch: Batch) -> Path | None:
+    """Writes the packed program of an ONNX file beside it, see `prepared`, if its results agree with ONNX Runtime's.
+
+    Args:
+        path: ONNX file.
+        batch: Example batch.
+
+    Returns:
+        Path of the program; None if the native kernels do not run the file as it is, or the folder is not writable.
+    """
+    if not extension.isas():
+        return None
+    try:
+        if validate(_native_model(path, 1), batch):
+            return prepared.save(path, packed(path), VERSION)
+    except ZooError as error:
+        logger.info("no program is prepared for %s: %s", path, error)
+    prepared.path_of(path).unlink(missing_ok=True)
+    return None
+
+
+def _native_model(path: Path, threads: int, sizes: Sequence[int] = ()) -> NativeModel:
+    return NativeModel(unvalidated, path, path, threads, [tuple(sizes)], sizes=CHECKED, repeated=(REPEATED,))
 
 
 def form(path: Path) -> dict[str, Any]:
@@ -154,6 +177,7 @@ class _NetworkSession(Asynchronous):
         threads: Intra-op threads.
         sizes: See `packed`.
         validate: Whether the kernels are validated before the first batch, see `validation.validate`.
+        program: The packed program of the file, if it is open.
 
     Raises:
         RequestError: The kernels are missing, or the graph cannot be mapped.
@@ -161,14 +185,15 @@ class _NetworkSession(Asynchronous):
 
     engine = "native"
 
-    def __init__(self, path: Path, threads: int, sizes: Sequence[int] = (), *, validate: bool = True) -> None:
+    def __init__(
+        self, path: Path, threads: int, sizes: Sequence[int] = (), *, validate: bool = True,
+        program: Program | None = None,
+    ) -> None:  # fmt: skip
         machine.require_threads(threads)
-        model = NativeModel(unvalidated, path, path, threads, [tuple(sizes)], sizes=CHECKED, repeated=(REPEATED,))
-        self._unvalidated = model if validate else None
+        self._unvalidated = _native_model(path, threads, sizes) if validate else None
         self.path, self.threads = path, threads
-        programs = packed(path, sizes)
         try:
-            self.inputs = self._open(programs)
+            self.inputs = self._open(program or packed(path, sizes))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise self._damaged(error) from error
 
@@ -389,7 +414,7 @@ def _sizes(batch: Batch) -> tuple[int, ...]:
 
 
 def opened(
-    path: Path, threads: int, sizes: Sequence[int] = (), *, validate: bool = True
+    path: Path, threads: int, sizes: Sequence[int] = (), *, validate: bool = True, program: Program | None = None
 ) -> ImageSession | PartsSession:
     """Opens an image network, whole or in parts.
 
@@ -398,9 +423,11 @@ def opened(
         threads: Intra-op threads.
         sizes: See `packed`.
         validate: See `ImageSession`.
+        program: See `ImageSession`.
     """
-    kind = ImageSession if isinstance(packed(path, sizes), PackedProgram) else PartsSession
-    return kind(path, threads, sizes, validate=validate)
+    program = program or packed(path, sizes)
+    kind = ImageSession if isinstance(program, PackedProgram) else PartsSession
+    return kind(path, threads, sizes, validate=validate, program=program)
 
 
 def unvalidated(path: Path, threads: int, sizes: Sequence[int] = ()) -> Run:
@@ -427,11 +454,13 @@ def options(path: Path, threads: int) -> dict[str, Option]:
     Raises:
         RequestError: The kernels are missing, or the graph cannot be mapped.
     """
+    if (program := prepared.load(path, VERSION)) is not None:
+        return {"native": Option(functools.partial(opened, path, threads, validate=False, program=program), 0)}
     try:
-        packed(path)
+        program = packed(path)
     except FreeSizesError:
         return {"native": Option(functools.partial(FreeSizeSession, path, threads), 0)}
-    return {"native": Option(functools.partial(opened, path, threads), 0)}
+    return {"native": Option(functools.partial(opened, path, threads, program=program), 0)}
 
 
 def _fixed(path: Path, sizes: Sequence[int] = ()) -> tuple[ir.Model, bool]:

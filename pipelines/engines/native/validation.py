@@ -43,7 +43,7 @@ DIFFERS = "a sample in the batch differs from the sample alone"
 Run = Callable[[Batch], dict[str, NDArray[Any]]]
 # (batch, outputs of the kernels) -> outputs to compare with them
 Expected = Callable[[Batch, Batch], dict[str, NDArray[Any]]]
-_FAULTS: dict[str, str] = {}  # "" or the fault, by key
+_FAULTS: dict[str, str | None] = {}  # "" or the fault, by key; None: nothing could be compared
 _LOCK = threading.RLock()
 os.register_at_fork(before=_LOCK.acquire, after_in_parent=_LOCK.release, after_in_child=_LOCK.release)
 
@@ -97,7 +97,7 @@ class NativeModel:
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
-def validate(model: NativeModel, batch: Batch, *others: Batch) -> None:
+def validate(model: NativeModel, batch: Batch, *others: Batch) -> bool:
     """Validates native code against its reference, once per machine.
 
     Args:
@@ -105,11 +105,14 @@ def validate(model: NativeModel, batch: Batch, *others: Batch) -> None:
         batch: Example batch, whose samples are repeated; nothing is compared without samples.
         *others: Batches of other shapes.
 
+    Returns:
+        Whether the results were compared, now or before.
+
     Raises:
         WrongResultsError: The results differ from those of the reference.
     """
     if not model.reference.is_file() or not length(batch):
-        return
+        return False
     with _LOCK:
         key = model.key
         if key not in _FAULTS:
@@ -119,10 +122,11 @@ def validate(model: NativeModel, batch: Batch, *others: Batch) -> None:
             f"the native kernels do not compute {model.path} correctly on this machine ({_FAULTS[key]}); use "
             "onnxruntime"
         )
+    return _FAULTS[key] is not None
 
 
-def _remembered(model: NativeModel, key: str, batch: Batch, others: Sequence[Batch]) -> str:
-    """Returns the stored fault of an earlier validation, or validates and stores the fault."""
+def _remembered(model: NativeModel, key: str, batch: Batch, others: Sequence[Batch]) -> str | None:
+    """Returns the stored fault of an earlier validation, or validates and stores the fault; None without any."""
     path = settings.home() / "verdicts" / f"native-{key}.json"
     if path.is_file():
         try:
@@ -135,7 +139,7 @@ def _remembered(model: NativeModel, key: str, batch: Batch, others: Sequence[Bat
     request = {"native": absolute, "form": "native kernels", "batch": few, "others": others, "home": settings.home()}
     result = child.probe(request)
     if result is None:
-        return ""
+        return None
     fault = str(result["fault"]) if result["difference"] > ALIKE else ""
     try:
         files.write_json(path, {"fault": fault, "sizes": result["sizes"], "model": str(model.path)})

@@ -289,7 +289,7 @@ def rows(report: Mapping[str, Any]) -> list[list[str]]:
 OPENING_HEAD = """Opening a file, in new processes on one core: CPU milliseconds from the name of the file to the first
 result, without imports, and MB (10^6 bytes) of peak resident memory. OpenVINO compiles at every start, as by default.
 The native engine packs and validates a file at its first use on a machine (empty cache; including the child process
-that validates). For a file that it writes, `zoo quantize` does both.
+that validates). `zoo quantize` does both for the file that it writes, and stores the result beside it.
 
 """
 OPENING_COLUMNS = ("model", "setting", *("ORT", "OV", "OV default", "native", opening.EMPTY))

@@ -461,9 +461,15 @@ def test_the_native_kernels_are_timed_where_they_compute_a_file(cnn: Path, capsy
 @pytest.mark.skipif(not extension.isas(), reason="there are no kernels")
 def test_quantizing_packs_and_validates_the_file_for_its_first_use(cnn: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(validation, "_FAULTS", {})
-    zoo.quantize("cnn.onnx", "again.onnx", calibration_data="x.npz")
+    made = zoo.quantize("cnn.onnx", "again.onnx", calibration_data="x.npz")["summary"]["prepared"]
     monkeypatch.setattr(validation, "_FAULTS", {})  # as in another process
     monkeypatch.setattr(images, "store", lambda *_, **__: pytest.fail("packed at its first use"))
     monkeypatch.setattr(child, "probe", lambda _: pytest.fail("validated at its first use"))
     with np.load("x.npz") as samples:
-        catalog.load("again.onnx", "native").run({"x": samples["x"][:1]})
+        batch = {"x": samples["x"][:1]}
+    expected = catalog.load("again.onnx", "native").run(batch)
+    monkeypatch.setenv("ZOO_HOME", str(cnn.parent / "other"))  # on another machine, to which both files are copied
+    (cnn.parent / "copied").mkdir()
+    path, _ = (Path(shutil.copy(name, cnn.parent / "copied")) for name in ("again.onnx", made))
+    np.testing.assert_equal(catalog.load(path, "native").run(batch), expected)
+    assert not (cnn.parent / "other").exists()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +16,11 @@ import zoo
 from pipelines.core.errors import RequestError
 from pipelines.core.files import unzipped
 from pipelines.engines import catalog
-from pipelines.engines.native import images
+from pipelines.engines.native import images, prepared
 from pipelines.engines.session import BatchError
 from pipelines.graph import io
 from pipelines.kernels import extension
+from pipelines.kernels.images.native import PackedProgram
 
 INT8 = Path(zoo.__file__).parent / "weights" / "mobilenet-v1-cifar10" / "int8.onnx"
 pytestmark = pytest.mark.skipif(not extension.isas(), reason=f"no native kernels: {extension.missing()}")
@@ -47,6 +51,28 @@ def test_its_packed_weights_are_kept_and_mapped(tmp_path: Path, monkeypatch: pyt
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(RequestError, match="not readable"):
         images.program_file.load(file, images.CLASSES, images.VERSION)
+
+
+def test_a_prepared_program_is_used_for_its_file_and_version_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = Path(shutil.copy(INT8, tmp_path))
+    batch = {"image": np.zeros((1, 3, 64, 64), np.uint8)}
+    made = images.prepare(path, batch)
+    assert made == tmp_path / f"int8.{extension.isas()[0]}.zoo"
+    content, read = made.read_bytes(), functools.partial(prepared.load, path, images.VERSION)
+    assert isinstance(read(), PackedProgram) and prepared.load(path, images.VERSION + 1) is None
+    os.utime(path, (0, 0))  # a copy
+    assert read() is not None
+    for damaged in (content[: len(content) // 2], content[:4], content.replace(b"origin", b"absent")):
+        made.write_bytes(damaged)
+        assert read() is None
+        assert catalog.load(path, "native").run(batch)["logits"].shape == (1, 10)
+    made.write_bytes(content)
+    path.write_bytes(path.read_bytes()[:-1] + b"\0")
+    assert read() is None
+    monkeypatch.setattr(prepared, "save", lambda *_: pytest.fail("saved"))
+    assert images.prepare(Path(shutil.copy(INT8.with_name("card.json"), tmp_path / "half.onnx")), batch) is None
 
 
 def test_a_wrong_batch_and_a_graph_without_a_form_are_refused(tmp_path: Path) -> None:
