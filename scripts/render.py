@@ -49,7 +49,7 @@ BENCHMARKS_HEAD = """# Benchmarks
 
 <!-- Rendered by scripts/render.py from the report files; do not edit. -->
 
-`make bench` (`scripts/reproduce.py`) repeats the measurements on your machine. Engines are interleaved within one run (A B A B); figures are comparable within a table only. [Reports](#reports) lists
+`make bench` (`scripts/reproduce.py`) repeats the measurements on your machine, in the [minutes](#minutes-of-make-bench) of its parts. Engines are interleaved within one run (A B A B); figures are comparable within a table only. [Reports](#reports) lists
 the machine, versions and commit of every report file. Quality and speed per model: [MODELS.md](../MODELS.md).
 
 ![Throughput of this project and of the fastest peer in five tasks, per CPU](speed.svg)
@@ -286,10 +286,26 @@ def smaller() -> str:
     return section("Pruning and parallel contexts", parts)
 
 
+def minutes() -> str:
+    """Returns the section of the minutes of every part of `make bench`, per CPU."""
+    reports = markdown.reports(PEERS, "minutes")
+    about = {part: facts["about"] for report in reports for part, facts in report.content["parts"].items()}
+    columns = [report.content["parts"] for report in reports]
+    rows = [[part, about[part], *(str(parts.get(part, {}).get("minutes", "")) for parts in columns)] for part in about]
+    sums = [f"{sum(part['minutes'] for part in parts.values()):.1f}" for parts in columns]
+    heads = [
+        "part",
+        "measures",
+        *(f"{markdown.cpu(report)}, {markdown.link(report.path, BENCHMARKS)}" for report in reports),
+    ]
+    return section("Minutes of make bench", [markdown.table(heads, [*rows, ["sum", "", *sums]])] if reports else [])
+
+
 def benchmarks_page() -> str:
     """Returns docs/benchmarks.md."""
     parts = [module.benchmarks(names) for module, names in families().items() if hasattr(module, "benchmarks")]
-    parts += [recommenders(BENCHMARKS), own_models(), scans(), serving(), clusters(), smaller(), environments()]
+    parts += [recommenders(BENCHMARKS), own_models(), scans(), serving(), clusters(), smaller(), minutes()]
+    parts.append(environments())
     return "\n".join(filter(None, [BENCHMARKS_HEAD, *parts]))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,14 +12,15 @@ from pipelines.analysis import markdown
 
 Model = Mapping[str, Any]
 RANKED = {"recall@10": "recall@10", "recall@50": "recall@50", "ndcg@10": "NDCG@10", "mrr": "MRR"}
+REASON = 160  # characters of an error message
 
 
 def trained(report: Mapping[str, Any], source: str) -> str:
     """Renders quality and speed of trained families: those of one label, of several labels, and of next items.
 
     Args:
-        report: {"data", "models", "deepctr"}, see `scripts/reproduction/recommenders.py`. A model with a "commit" was
-            measured at that one, all others at that of the report.
+        report: {"data", "models", "deepctr", "left_out"}, see `scripts/reproduction/recommenders.py`. A model with a
+            "commit" was measured at that one, all others at that of the report.
         source: CPU and link of the report.
 
     Returns:
@@ -38,6 +40,7 @@ def trained(report: Mapping[str, Any], source: str) -> str:
         if "commit" in older:
             earlier.setdefault(older["commit"], []).append(older["model"])
     peer += "".join(f" Measured at commit {commit}: {', '.join(names)}." for commit, names in earlier.items())
+    peer += _left_out(report)
     head = (
         "Trained with the default recipes on a log with user, item and list columns, evaluated on "
         f"{report['data']}; int8 in the native engine, engines interleaved, {source}.{peer}\n\n"
@@ -67,6 +70,25 @@ def trained(report: Mapping[str, Any], source: str) -> str:
             f"history.\n\n{table}"
         )
     return "\n".join(parts)
+
+
+def _left_out(report: Mapping[str, Any]) -> str:
+    """Returns sentences on peers that were measured with some families alone, and on peers that failed."""
+    timed = {model["model"]: {row["engine"] for row in model.get("results", ())} for model in report["models"]}
+    reasons = [(why, name, "") for name, why in report.get("left_out", {}).items()]
+    reasons += [(why, name, m["model"]) for m in report["models"] for name, why in m.get("left_out", {}).items()]
+    failed: dict[tuple[str, str], list[str]] = {}
+    for why, name, family in reasons:
+        failed.setdefault((name, why), []).append(family)
+    text = ""
+    for engine in sorted(set().union(*timed.values())):
+        models = [name for name, engines in timed.items() if engine in engines]
+        if len(models) < len(timed) and not any(name == engine for name, _ in failed):
+            text += f" {engine} was measured with {', '.join(models)} alone."
+    for (name, why), models in failed.items():
+        where = f" with {', '.join(models)}" if any(models) and len(models) < len(timed) else ""
+        text += f" {name} failed{where}: {textwrap.shorten(why, REASON, placeholder=' ...').rstrip('.')}."
+    return text
 
 
 def _clicks(model: Model) -> list[str]:

@@ -2,13 +2,14 @@
 
     python scripts/reproduce.py [PART ...] [--resume]     all parts if none is named; `make bench` runs it
 
-All parts together take several hours on two quiet cores. A part writes a report file for every model or comparison,
-under zoo/weights/NAME/reports/ or scripts/peers/reports/; some parts also write the figures of a card. File names
-contain the CPU, so reports of several machines are kept. A part that cannot be measured here (missing data) is reported
-at the end; the other parts continue. The end lists the minutes of all parts. --resume leaves out the parts that earlier
-runs of the same commit have measured (build/reproduce.json). Peers that are not installed (extras `peers` and `ray`,
-and wrk, Debian's package) are missing in the report. $ZOO_SHARED (by default ../shared) holds weights/ and
-data/criteo/, movielens/, cifar10/, imagenet/nips17/, translation/ and stsb/.
+All parts together take less than three hours on two quiet cores. A part writes a report file for every model or
+comparison, under zoo/weights/NAME/reports/ or scripts/peers/reports/; some parts also write the figures of a card. File
+names contain the CPU, so reports of several machines are kept. A part that cannot be measured here (missing data) is
+reported at the end; the other parts continue. The end lists the minutes of all parts; docs/benchmarks.md shows them, of
+scripts/peers/reports/minutes-CPU.json. --resume leaves out the parts that earlier runs of the same commit have measured
+(build/reproduce.json). Peers that are not installed (extras `peers` and `ray`, and wrk, Debian's package) are missing
+in the report. $ZOO_SHARED (by default ../shared) holds weights/ and data/criteo/, movielens/, cifar10/,
+imagenet/nips17/, translation/ and stsb/.
 
 Comparisons that take longer or need a cluster are run by hand (`python scripts/peers`): compression, soak, ray-serve,
 communication, own-models, other choices of vision, translation and serving.
@@ -29,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from pipelines.core import files, machine, settings
 from pipelines.core.errors import ZooError
 from scripts.peers import harness
-from scripts.reproduction import recommenders, services, translation, vision
+from scripts.reproduction import recommenders, reports, services, translation, vision
 
 PARTS: dict[str, Callable[[], None]] = {
     part.__name__: part
@@ -93,6 +94,7 @@ def main() -> None:
         if failure is None:
             measured[part] = minutes[part]
             files.write_json(STATE, {"commit": machine.commit(), "minutes": measured})
+            report_minutes(part, minutes[part])
         else:
             left_out.append(f"{part}: {failure}")
     print("\n".join(f"{part:15}{spent:8.1f}" for part, spent in [*minutes.items(), ("minutes", sum(minutes.values()))]))
@@ -105,6 +107,15 @@ def measured_before() -> dict[str, float]:
     """Returns the minutes of the parts that earlier runs of this commit measured."""
     state = files.read_json(STATE) if STATE.exists() else {}
     return dict(state["minutes"]) if state.get("commit") == machine.commit() else {}
+
+
+def report_minutes(part: str, minutes: float) -> None:
+    """Writes the minutes of a part into the report of this CPU, beside those of other parts."""
+    path = reports.peers_report("minutes")
+    parts = files.read_json(path)["parts"] if path.exists() else {}
+    about = (PARTS[part].__doc__ or "").splitlines()[0]
+    parts[part] = {"minutes": minutes, "about": about, "commit": machine.commit()}
+    files.write_json(path, {"parts": parts, "environment": machine.environment()})
 
 
 def run(part: Callable[[], None]) -> str | None:

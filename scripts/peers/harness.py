@@ -27,7 +27,7 @@ from pipelines.kernels import extension
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = Path(os.environ.get("ZOO_SHARED", ROOT.parent / "shared"))
-TURN_SECONDS = 0.5
+TURN_SECONDS = 0.2
 LEAST_CALLS = 3  # of a turn
 
 Advance = Callable[[float], None]  # of a progress bar

@@ -6,18 +6,19 @@ import contextlib
 import itertools
 import multiprocessing
 import os
+import queue
 import resource
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -34,6 +35,7 @@ ONE_THREAD = {
     "TORCHINDUCTOR_COMPILE_THREADS": "1",  # compiles in the process itself, no pool is left behind
 }
 LOOK_SECONDS = 0.05  # between looks at the memory of processes
+Item = TypeVar("Item")
 
 
 def last_core() -> int:
@@ -227,6 +229,23 @@ def in_process(
     except BrokenProcessPool as error:
         limit = f", or took more than {seconds} s" if seconds else ""
         raise ZooError(f"its process ended{limit}{f'; see {log}' if log else ''}") from error
+
+
+def on_all_cores(function: Callable[[Item, int], Any], items: Iterable[Item]) -> list[Any]:
+    """Returns function(item, core) of all items; as many threads as cores call it, and a core has one call at once."""
+    cores: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for core in (available := os.sched_getaffinity(0)):
+        cores.put(core)
+
+    def call(item: Item) -> Any:
+        core = cores.get()
+        try:
+            return function(item, core)
+        finally:
+            cores.put(core)
+
+    with ThreadPoolExecutor(len(available)) as pool:
+        return list(pool.map(call, items))
 
 
 on_one_core = partial(in_process, environment=ONE_THREAD)  # with cores={last_core()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 import tarfile
@@ -58,17 +59,23 @@ def classify(name: str, folder: Path, data: str) -> None:
         card_metrics(name, {**about, **quality["metrics"]})
 
 
+@functools.cache
+def peer_files() -> tempfile.TemporaryDirectory[str]:
+    """Returns the folder of the peers' files that `photos` and `networks` share within a run."""
+    return tempfile.TemporaryDirectory()
+
+
 def photos() -> None:
     """From JPEG bytes to label, here and in the usual pipelines of the peers, same weights and photos.
 
     300 of the 500 photos, which leaves the ratios as they are.
     """
-    measure_together("images", "--photos", "300")
+    measure_together("images", "--photos", "300", "--work", peer_files().name)
 
 
 def networks() -> None:
     """Image networks alone, layer by layer, beside OpenVINO and others."""
-    measure_together("image-networks")
+    measure_together("image-networks", "--work", peer_files().name)
 
 
 def quantizers() -> None:

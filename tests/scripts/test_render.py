@@ -166,7 +166,12 @@ def test_families_of_several_labels_and_next_items():
     ]
     models[0]["commit"] = "0123abc"
     deepctr = {"dcn": clicks, "ple": {"labels": {"clicked": {"auc": 0.705}, "loved": {"auc": 0.715}}}}
-    text = clicks_tables.trained({"data": "some rows", "models": models, "deepctr": deepctr}, "a CPU")
+    models[0]["results"] = [{"engine": "torch-int8"}]
+    models[1]["left_out"] = {"openvino-nncf": "RuntimeError: no registers"}
+    report = {"data": "some rows", "models": models, "deepctr": deepctr, "left_out": {"DeepCTR-Torch": "no module"}}
+    text = clicks_tables.trained(report, "a CPU")
+    assert "DeepCTR-Torch failed: no module. openvino-nncf failed with mmoe: RuntimeError: no registers." in text
+    assert "torch-int8 was measured with deepfm alone." in text
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert "| deepfm | 0.7100 / 0.6200 | +0.00001 | 0.0004 | 2.50x peer | 2.50x peer |" in lines
     assert "| mmoe | 0.7200 / 0.7300 | +0.00001 / +0.00001 | 0.0004 | 2.50x peer | 2.50x peer |" in lines

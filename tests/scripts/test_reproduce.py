@@ -1,5 +1,7 @@
 """The command of `make bench`."""
 
+import json
+
 import pytest
 
 
@@ -20,8 +22,11 @@ def test_a_run_goes_on_with_the_parts_that_are_not_measured(tmp_path, monkeypatc
 
     monkeypatch.setattr(reproduce, "PARTS", {"first": first, "second": second})
     monkeypatch.setattr(reproduce, "STATE", tmp_path / "reproduce.json")
+    monkeypatch.setattr(reproduce.reports, "PEERS", tmp_path)
+    monkeypatch.setattr(reproduce.reports, "cpu_slug", lambda: "a-cpu")
     monkeypatch.setattr(reproduce.subprocess, "run", lambda *_, **__: None)
     monkeypatch.setattr(reproduce.machine, "commit", lambda: "abc")
+    monkeypatch.setattr(reproduce.machine, "environment", dict)
     monkeypatch.setenv("ZOO_MIRROR", str(tmp_path))
     monkeypatch.setattr("sys.argv", ["reproduce.py"])
     with pytest.raises(SystemExit, match="reproduce: second: ValueError: no data"):
@@ -34,3 +39,5 @@ def test_a_run_goes_on_with_the_parts_that_are_not_measured(tmp_path, monkeypatc
     monkeypatch.setattr(reproduce.machine, "commit", lambda: "abd")
     reproduce.main()
     assert ran[3:] == ["first", "second"]
+    parts = json.loads(reproduce.reports.peers_report("minutes").read_text())["parts"]
+    assert parts["first"] == {"minutes": 0.0, "about": "One.", "commit": "abd"} and parts.keys() == {"first", "second"}

@@ -189,10 +189,12 @@ def _peer_pipelines(report: Report) -> str:
         "label agreement with zoo-int8, %",
         "label agreement with zoo-fp32, %",
     ]
-    count = report.content["models"][0]["photos"]["tested"]
+    photos = report.content["models"][0]["photos"]
+    count = photos["tested"]
+    timed = f" of {photos['timed']} of them" if photos.get("timed", count) < count else ""
     return (
         f"Peers are Pillow, NumPy and the peer's engine. Same weights, {count} single photos, interleaved, medians of "
-        "CPU time, by `scripts/peers/vision/images.py` "
+        f"CPU time{timed}, by `scripts/peers/vision/images.py` "
         f"({source(report, BENCHMARKS)}).\n\n" + table(columns, rows)
     )
 

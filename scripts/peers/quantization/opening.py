@@ -24,7 +24,7 @@ from scripts.peers import harness, processes
 from scripts.peers.quantization import settings
 
 Cost = dict[str, float]
-COUNT = 3  # openings behind the first, which reads the file from disk and fills the cache
+COUNT = 3  # openings; of the native kernels behind the first, which fills the cache
 EMPTY = "native, empty cache"
 LIBRARIES = {"openvino-default": "openvino", "native": "pipelines.engines.native.images"}  # else the engine's name
 
@@ -85,13 +85,14 @@ def costs(paths: Mapping[str, Path], engines: Sequence[str], batch: Batch, folde
             if engine not in figures:
                 processes.run(command, environment=environment)  # which writes the bytecode
                 shutil.rmtree(home, ignore_errors=True)
-            first, *later = (
-                json.loads(processes.run(command, environment=environment).output) for _ in range(1 + COUNT)
-            )
-            later.sort(key=lambda cost: float(cost["cpu_milliseconds"]))
-            figures.setdefault(engine, {})[name] = later[COUNT // 2]
-            if engine == "native":
-                figures.setdefault(EMPTY, {})[name] = first
+            native = engine == "native"
+            openings = [
+                json.loads(processes.run(command, environment=environment).output) for _ in range(native + COUNT)
+            ]
+            if native:
+                figures.setdefault(EMPTY, {})[name] = openings.pop(0)
+            openings.sort(key=lambda cost: float(cost["cpu_milliseconds"]))
+            figures.setdefault(engine, {})[name] = openings[COUNT // 2]
     sample.unlink()
     for cache in (home, bytecode):
         shutil.rmtree(cache, ignore_errors=True)

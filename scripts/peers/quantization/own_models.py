@@ -6,13 +6,13 @@ samples; peers get the file brought to opset 13 where it is older.
 
 Reported of each: SQNR of all outputs against the float file's in onnxruntime, in dB, over all test samples one at a
 time, in all engines, which open the files as they are (shapes stay dynamic); the agreement of the first output, see
-`agreement`; size; CPU seconds and peak memory of the quantization in a process of its own, on one core. Then all files
-of a model are timed on test samples in each engine, in turn, on one thread and one core; files with a native form also
-in this project's native kernels. OpenVINO gets the shapes of the batch, as static shapes are faster. "openvino"
-computes float operators in float32; "openvino-default" computes them in bfloat16 on CPUs that have it, as OpenVINO does
-by default. --batch lists the batch sizes; files that fix another size are timed at these sizes in OpenVINO alone. Each
-engine also opens all files in new processes, see `opening`. A setting that fails is left out, with its error. Needs the
-`peers` extra.
+`agreement`; size; CPU seconds and peak memory of the quantization in a process of its own, on one core; every core
+quantizes a model at once. Then all files of a model are timed on test samples in each engine, in turn, on one thread
+and one core; files with a native form also in this project's native kernels. OpenVINO gets the shapes of the batch, as
+static shapes are faster. "openvino" computes float operators in float32; "openvino-default" computes them in bfloat16
+on CPUs that have it, as OpenVINO does by default. --batch lists the batch sizes; files that fix another size are timed
+at these sizes in OpenVINO alone. Each engine also opens the float file and the one of "zoo" in new processes, see
+`opening`. A setting that fails is left out, with its error. Needs the `peers` extra.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -193,45 +193,75 @@ def _prepare(original: Path, target: Path, samples: Path) -> tuple[list[Feed], l
     return tested, [run(sample) for sample in tested]
 
 
-def compare(
-    name: str,
-    source: Path,
-    chosen: Sequence[str],
-    rounds: int,
-    folder: Path,
-    advance: harness.Advance,
-    sizes: Sequence[int] = (1,),
-) -> dict[str, Any]:
-    """Returns all measurements of one model; sizes: of the batches that are timed."""
+class Quantized(NamedTuple):
+    """A model with its files.
+
+    Attributes:
+        name: Its name.
+        calibrated: Number of calibration samples.
+        tested: Test samples.
+        files: Files by setting, "fp32" among them.
+        results: Fields of the report by setting.
+        left_out: Why a setting is left out.
+    """
+
+    name: str
+    calibrated: int
+    tested: list[Feed]
+    files: dict[str, Path]
+    results: list[dict[str, Any]]
+    left_out: dict[str, str]
+
+
+def quantized(
+    name: str, source: Path, chosen: Sequence[str], folder: Path, core: int, advance: harness.Advance
+) -> Quantized:
+    """Quantizes a model of `source` by the chosen settings on one core, and judges the files."""
     original = source / f"{name}.onnx"
     work = Work(original, folder / f"{name}-fp32.onnx", source / f"{name}.calib.npz")
-    tested, expected = processes.in_process(_prepare, original, work.fp32, source / f"{name}.test.npz")
-    core = {processes.last_core()}
+    test, cores = source / f"{name}.test.npz", {core}
+    tested, expected = processes.in_process(_prepare, original, work.fp32, test, cores=cores)
 
     def build(setting: str, target: Path) -> dict[str, Any]:
-        facts = processes.in_process(_make, setting, work, target, cores=core)
+        facts = processes.in_process(_make, setting, work, target, cores=cores)
         path = settings.written(target)
         engines = settings.engines_of(path)
-        judged = {engine: processes.in_process(accuracy, path, engine, tested, expected) for engine in engines}
+        judged = {
+            engine: processes.in_process(accuracy, path, engine, tested, expected, cores=cores) for engine in engines
+        }
         return {"bytes": settings.size_of(path), "accuracy": judged, **facts}
 
     results, paths, left_out = settings.quantize_all(folder / name, chosen, build, advance)
-    files = {"fp32": original} | paths
+    results.insert(0, {"setting": "fp32", "bytes": settings.size_of(original)})
+    return Quantized(name, len(work.batches()), tested, {"fp32": original} | paths, results, left_out)
+
+
+def compare(model: Quantized, rounds: int, folder: Path, sizes: Sequence[int] = (1,)) -> dict[str, Any]:
+    """Returns all measurements of one model.
+
+    Args:
+        model: The model.
+        rounds: Turns of each engine, 0: no timing.
+        folder: Folder for scratch files.
+        sizes: Sizes of the batches that are timed.
+    """
+    core = {processes.last_core()}
 
     def timed(size: int) -> dict[str, Any]:
-        batch = batch_of(tested, size)
+        batch = batch_of(model.tested, size)
         shapes = {name: array.shape for name, array in batch.items()}
         engines = settings.engines_of()
-        times = processes.in_process(settings.time_files, files, engines, batch, rounds, shapes, cores=core)
+        times = processes.in_process(settings.time_files, model.files, engines, batch, rounds, shapes, cores=core)
         return harness.medians(times)
 
     times = [timed(size) if rounds else {} for size in sizes]
-    opened = opening.costs(files, settings.engines_of(), tested[0], folder) if rounds else {}
+    opened_files = {name: path for name, path in model.files.items() if name in ("fp32", "zoo")}
+    opened = opening.costs(opened_files, settings.engines_of(), model.tested[0], folder) if rounds else {}
     return {
-        "model": name,
-        "samples": {"calibration": len(work.batches()), "test": len(tested)},
-        "results": [{"setting": "fp32", "bytes": settings.size_of(original)}, *results],
-        "left_out": left_out,
+        "model": model.name,
+        "samples": {"calibration": model.calibrated, "test": len(model.tested)},
+        "results": model.results,
+        "left_out": model.left_out,
         "batch": sizes[0],
         "milliseconds": times[0],
         "larger": {str(size): figures for size, figures in zip(sizes[1:], times[1:], strict=True)},
@@ -329,7 +359,11 @@ def measure(args: Any) -> dict[str, Any]:
     steps = len(names) * len(args.settings)
     with harness.folder(args.work) as folder, progress("comparing", steps) as advance:
 
-        def one(name: str) -> dict[str, Any]:
-            return compare(name, args.folder, args.settings, args.rounds, folder, advance, args.batch)
+        def quantize(name: str, core: int) -> Quantized:
+            return quantized(name, args.folder, args.settings, folder, core, advance)
 
-        return harness.gather("models", names, one, args.output, facts)
+        def measured(model: Quantized) -> dict[str, Any]:
+            return compare(model, args.rounds, folder, args.batch)
+
+        models = processes.on_all_cores(quantize, names)
+        return harness.gather("models", models, measured, args.output, facts)

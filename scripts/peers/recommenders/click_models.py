@@ -27,6 +27,7 @@ FAMILIES = ("wide-deep", "deepfm", "dcn-v2", "dlrm", "autoint", "finalmlp", "gdc
 SEVERAL_LABELS, SEQUENCES = ("mmoe", "ple", "esmm"), ("din", "bst", "sasrec")
 KNOWN = FAMILIES + SEQUENCES + SEVERAL_LABELS
 ENGINES = [name for name in engines.ENGINES if name != "tensorflow-fp32"]
+COMPILED = ("torch-int8", "zentorch-fp32", "zentorch-int8", "fbgemm-int8")  # by torch, a minute a model
 PACKAGES = (*engines.PACKAGES, "deepctr-torch")
 
 

@@ -146,26 +146,32 @@ def text_loads() -> dict[str, list[str]]:
     }
 
 
-def time_single(workers: Mapping[str, processes.Worker], texts: Sequence[str], rounds: int) -> dict[str, Any]:
-    """Times single texts: {engine: milliseconds of a text}."""
+def time_single(
+    workers: Mapping[str, processes.Worker], texts: Sequence[str], rounds: int, *, warm: bool = False
+) -> dict[str, Any]:
+    """Times single texts: {engine: milliseconds of a text}; see `runs.in_turn`."""
 
     def take(name: str) -> float:
         return 1e3 * float(np.median(workers[name].ask("time", texts, 1, False, True)))
 
-    return harness.medians({"ms": runs.in_turn(workers, rounds, take)})["ms"]  # type: ignore[no-any-return]
+    return harness.medians({"ms": runs.in_turn(workers, rounds, take, warm=warm)})["ms"]  # type: ignore[no-any-return]
 
 
 def time_stream(workers: Mapping[str, processes.Worker], texts: Sequence[str], rounds: int) -> dict[str, Any]:
-    """Times a stream: {engine: texts/s in its quickest order, and which that is}."""
+    """Times a stream: {engine: texts/s in its quickest order, and which that is}; one round finds the order."""
     orders = {name: WHOLE if name == "zoo" else STREAMS for name in workers}
     cases = {(name, order): sizes for name, streams in orders.items() for order, sizes in streams.items()}
-    seconds = runs.in_turn(cases, rounds, lambda case: sum(workers[case[0]].ask("time", texts, *cases[case], True)))
-    quickest: dict[str, Any] = {}
-    for (name, order), times in seconds.items():
-        result = {**harness.median([len(texts) / x for x in times]), "order": order}
-        if name not in quickest or result["median"] > quickest[name]["median"]:
-            quickest[name] = result
-    return quickest
+
+    def take(case: tuple[str, str]) -> float:
+        return sum(workers[case[0]].ask("time", texts, *cases[case], True))
+
+    tried = runs.in_turn(cases, 1, take)
+    quickest = [(name, min(streams, key=lambda order: tried[name, order])) for name, streams in orders.items()]
+    seconds = runs.in_turn(quickest, rounds, take, warm=True)
+    return {
+        name: {**harness.median([len(texts) / x for x in seconds[name, order]]), "order": order}
+        for name, order in quickest
+    }
 
 
 def time_long(workers: Mapping[str, processes.Worker], texts: Sequence[str], rounds: int, memory: int) -> Any:
@@ -188,7 +194,7 @@ def time_long(workers: Mapping[str, processes.Worker], texts: Sequence[str], rou
     for name, cosine in cosines.items():
         if not cosine >= LEAST:
             reasons[name] = f"its result has the cosine {cosine:.3f} with that of {reference}; expected {LEAST} or more"
-    results = time_single({name: workers[name] for name in vectors if name not in reasons}, texts, rounds)
+    results = time_single({name: workers[name] for name in vectors if name not in reasons}, texts, rounds, warm=True)
     if reference:
         results = {name: {**figures, "cosine": round(cosines[name], 5)} for name, figures in results.items()}
     return results, reasons

@@ -50,19 +50,22 @@ def open_ways(
     return ways
 
 
-def in_turn(keys: Iterable[Key], rounds: int, take: Callable[[Key], float]) -> dict[Key, list[float]]:
+def in_turn(
+    keys: Iterable[Key], rounds: int, take: Callable[[Key], float], *, warm: bool = False
+) -> dict[Key, list[float]]:
     """Times ways in turn, after a round that warms up; ways that are `SLOW` have `FEW` rounds.
 
     Args:
         keys: The ways.
         rounds: Number of rounds.
         take: Returns the time that one turn of a way takes.
+        warm: Whether the ways have just done the same work, so that no round warms up.
 
     Returns:
         Times by way.
     """
     times: dict[Key, list[float]] = {key: [] for key in keys}
-    for number in range(rounds + 1):
+    for number in range(warm, rounds + 1):
         quickest = min((seconds[0] for seconds in times.values() if seconds), default=0.0)
         for key, series in times.items():
             if len(series) >= FEW and min(series) > SLOW * quickest:

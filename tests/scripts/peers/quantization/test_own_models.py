@@ -71,7 +71,8 @@ def test_a_setting_that_fails_is_left_out(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(harness, "TURN_SECONDS", 0)
     monkeypatch.setattr(opening, "costs", lambda *_: {})
     (tmp_path / "work").mkdir()
-    report = own_models.compare("net", folder, ["copy", "broken"], 2, tmp_path / "work", lambda _: None)
+    model = own_models.quantized("net", folder, ["copy", "broken"], tmp_path / "work", 0, lambda _: None)
+    report = own_models.compare(model, 2, tmp_path / "work")
     assert report["samples"] == {"calibration": 6, "test": 5}
     assert report["left_out"] == {"broken": "ValueError: no way"}
     assert report["results"][1]["accuracy"]["onnxruntime"] == {"sqnr_db": 200.0, "agreement": 100.0, "cosine": 1.0}
@@ -99,9 +100,9 @@ def test_larger_batches_are_timed_where_files_take_them(tmp_path, monkeypatch):
     monkeypatch.setattr(harness, "TURN_SECONDS", 0)
     monkeypatch.setattr(opening, "costs", lambda *_: {})
     (tmp_path / "work").mkdir()
-    free, fixed = (
-        own_models.compare(f"net{axis}", tmp_path, [], 2, tmp_path / "work", lambda _: None, (1, 8)) for axis in "n1"
-    )
+    work = tmp_path / "work"
+    models = (own_models.quantized(f"net{axis}", tmp_path, [], work, 0, lambda _: None) for axis in "n1")
+    free, fixed = (own_models.compare(model, 2, work, (1, 8)) for model in models)
     assert free["larger"]["8"]["onnxruntime"].keys() == fixed["milliseconds"]["onnxruntime"].keys() == {"fp32"}
     assert fixed["larger"]["8"]["onnxruntime"] == {} and fixed["larger"]["8"]["openvino"].keys() == {"fp32"}
     rows = own_models.rows({"models": [free, fixed]})
