@@ -92,6 +92,8 @@ struct KeysValues {
 
 enum class Activation { kNone, kSwish, kGelu, kGeluTanh, kTanh, kSigmoid, kRelu };
 
+constexpr float kLog2E = 1.44269504f;
+
 // Self-attention in integers, `QuantizedAttention` of transformer/operations: rows of `heads` queries, then `key_heads` keys, then as many
 // values, of `size` columns each. Pointers are null where there is no such thing.
 struct QuantizedAttention {
@@ -109,7 +111,7 @@ struct QuantizedAttention {
     } to_position, to_content;
     const int32_t *rows;                   // their row by distance, the middle for the query's own key
     int64_t row_count;
-    int64_t bias_row = -1;                 // from a query's bias to that of the next: back by a key, or on in a bias of [heads, queries, keys]
+    const float *added = nullptr;          // to the scores of one head, times log2(e): [queries, keys to whole 16], -inf behind the keys; in place of a bias
     const float *keys = nullptr;           // [n, key_stride]: [key | value], null: those behind the queries
     int64_t key_stride = 0;
 };

@@ -389,51 +389,6 @@ void Network::gathering(Operand x, Operand out, const std::vector<int64_t> &plac
     });
 }
 
-void Network::attention(int64_t x, int64_t keys, Operand out, int64_t heads, int64_t size, int64_t windows, const float *bias, int64_t biased) {
-    const bool apart = keys >= 0;
-    const int64_t b = out.tensor, room = round_up(size, 16), own = (apart ? 1 : 3) * room;
-    const int64_t height = layout(checked(x, true, true)).height, width = layout(x).width;
-    require(heads >= 1 && size >= 1 && windows >= 1 && height * width % windows == 0 && layout(x).channels == heads * own, "an attention");
-    require(written(out).height == height && layout(b).width == width && layout(b).channels == heads * size, "an attention");
-    require(!apart || (layout(checked(keys, true, true)).channels == heads * 2 * room && pixels_in(keys) % windows == 0), "an attention");
-    for (int64_t tensor : {x, b, apart ? keys : x}) {
-        require(layout(tensor).borders == Sides{}, "an attention");
-        tensors_[static_cast<size_t>(tensor)].joined = true;
-    }
-    const int64_t tokens = height * width / windows, attended = apart ? pixels_in(keys) / windows : tokens;
-    require(biased == 0 || biased == 1 || biased == windows, "an attention");
-    const std::vector<float> biases(bias, bias + biased * heads * tokens * attended);
-    // few keys are packed again for some of the queries
-    const int64_t block = apart ? std::min(tokens, round_up(std::max<int64_t>(4 * attended, 256), 16)) : tokens, blocks = (tokens + block - 1) / block;
-    step(b, apart ? std::vector<int64_t>{x, keys} : std::vector<int64_t>{x}, windows * heads * blocks, [=](const Sample &s, int64_t begin, int64_t end) {
-        const int64_t pitch = layout(b).pitch, pixel = layout(x).channels;
-        Buffer<float> results(block * room);
-        for (int64_t r = begin; r < end; ++r) {
-            const int64_t window = r / blocks / heads, h = r / blocks % heads, query = r % blocks * block, first = window * tokens + query;
-            const int64_t n = std::min(block, tokens - query);
-            QuantizedAttention attention{};
-            attention.heads = attention.key_heads = 1, attention.size = room, attention.before = attention.after = tokens + attended;
-            if (biased) attention.bias = biases.data() + (((biased > 1 ? window : 0) * heads + h) * tokens + query) * attended, attention.bias_row = attended;
-            if (apart) {
-                attention.key_stride = layout(keys).channels;
-                attention.keys = reinterpret_cast<const float *>(s.pixel(layout(keys), 0, 0)) + window * attended * attention.key_stride + h * 2 * room;
-            }
-            const auto *rows = reinterpret_cast<const float *>(s.pixel(layout(x), 0, 0)) + first * pixel + h * own;
-            isa_.rows->quantized_attention(attention, rows, pixel, n, attended, results.data(), room);
-            for (int64_t t = 0; t < n; ++t) {
-                uint8_t *target = s.pixel(layout(b), 0, 0) + (first + t) * pitch;
-                if (!out.floats()) {
-                    isa_.images->quantize_floats(results.data() + t * room, 1 / out.scale, out.zero, size, target + h * size);
-                    continue;
-                }
-                auto *floats = reinterpret_cast<float *>(target);
-                std::copy_n(results.data() + t * room, size, floats + h * size);
-                if (h == 0) std::fill(floats + heads * size, floats + pitch / 4, 0.0f);
-            }
-        }
-    });
-}
-
 // A value for each channel from all pixels: add(pixel, total) of each in order, then finish(total).
 template <class Add, class Finish>
 void Network::reduce_pixels(Operand x, Operand out, Add add, Finish finish) {

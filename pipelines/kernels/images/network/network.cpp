@@ -453,41 +453,4 @@ void Network::selection(int64_t x, int64_t out, const std::vector<int64_t> &chan
     });
 }
 
-// Where the tensors of steps by row do not stay in L2, and the weights do, as many rows as do pass through these steps before the next ones.
-void Network::block_rows() {
-    constexpr int64_t kBytes = 256 << 10;
-    for (size_t begin = 0, end = 0; begin < steps_.size(); begin = end) {
-        const Step &first = steps_[begin];
-        int64_t row = 0, weights = 0;
-        const auto joins = [&](const Step &step) { return step.by_row && !step.together && step.rows == first.rows && step.weights + weights <= kBytes; };
-        for (end = begin; end < steps_.size() && joins(steps_[end]); ++end) row += layout(steps_[end].out).row(), weights += steps_[end].weights;
-        const bool blocks = end > begin + 1 && row * first.rows > 2 * kBytes;
-        if (!blocks) end = begin + 1;
-        steps_[begin].end = end, steps_[begin].block = blocks ? std::max<int64_t>(kBytes / row, 1) : first.rows;
-        const auto within = [&](int64_t step) { return step >= static_cast<int64_t>(begin) && step < static_cast<int64_t>(end); };
-        for (Tensor &t : tensors_) {  // which are needed at once
-            if (within(t.first)) t.first = static_cast<int64_t>(begin);
-            if (within(t.last)) t.last = static_cast<int64_t>(end) - 1;
-        }
-    }
-}
-
-void Network::finish(int64_t results) {
-    require(!finished_ && results == result_count_ && results > 0 && results_end_ <= results, "the results");
-    finished_ = true, results_ = results;
-    block_rows();
-    for (size_t i = 0; i < tensors_.size(); ++i) {  // at the lowest address that is free from its first to its last step
-        Tensor &t = tensors_[i];
-        require(t.first >= 0, "a tensor that no step writes");
-        std::vector<std::pair<int64_t, int64_t>> taken;
-        for (size_t j = 0; j < i; ++j)
-            if (tensors_[j].first <= t.last && t.first <= tensors_[j].last) taken.emplace_back(tensors_[j].offset, tensors_[j].offset + tensors_[j].bytes());
-        std::sort(taken.begin(), taken.end());
-        t.offset = 0;
-        for (const auto &[begin, end] : taken)
-            if (begin < t.offset + t.bytes()) t.offset = std::max(t.offset, end);
-        arena_ = std::max(arena_, t.offset + t.bytes());
-    }
-}
-
 }  // namespace zoo

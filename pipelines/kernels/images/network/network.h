@@ -1,7 +1,8 @@
 // An image classifier as steps on tensors of bytes, channels last. Arithmetic: images/steps/, each with its reference in numpy.
 //
-// Tensors lie in one arena, those that are never needed at once over each other. A pixel takes whole 16 bytes (the first tensor's may
-// take 4), and around a tensor is the padding of its widest reader, so that no kernel checks for borders.
+// Tensors lie in a sample's arena, or, where samples pass through steps one after the other, in memory that these share; those that are never
+// needed at once lie over each other. A pixel takes whole 16 bytes (the first tensor's may take 4), and around a tensor is the padding of its
+// widest reader, so that no kernel checks for borders.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -158,7 +159,7 @@ class Network {
     int64_t results() const { return results_; }
     int64_t sample() const { return sample_; }  // elements of the inputs
     bool floats() const { return floats_; }
-    int64_t arena() const { return arena_; }
+    int64_t arena() const { return arena_ + scratch_; }  // bytes of a sample
     // The steps of a sample again and again for `seconds`, each alone: its mean seconds.
     std::vector<double> time_steps(const void *x, double seconds) const;
 
@@ -169,17 +170,19 @@ class Network {
         bool joined = false;  // its pixels follow each other, without borders
         int32_t fill = -1;
         int64_t first = -1, last = -1;  // steps that write and last read it
-        int64_t offset = 0;                 // of its memory in the arena
+        bool local = false;             // its memory is in the scratch memory, not in the sample's arena
+        int64_t offset = 0;                 // of its memory there
         bool floats() const { return pitch == 4 * round_up(channels, 16); }
         int64_t row() const { return (width + borders[1] + borders[3]) * pitch; }
         int64_t origin() const { return offset + borders[0] * row() + borders[1] * pitch; }
         int64_t bytes() const { return round_up((height + borders[0] + borders[2]) * row() + (floats() ? 256 : 64), 64); }
     };
     struct Sample {
-        uint8_t *arena;
+        uint8_t *arena, *scratch;
         const void *x;
         float *out;
-        uint8_t *pixel(const Tensor &t, int64_t y, int64_t x_at) const { return arena + t.origin() + y * t.row() + x_at * t.pitch; }
+        uint8_t *memory(const Tensor &t) const { return t.local ? scratch : arena; }
+        uint8_t *pixel(const Tensor &t, int64_t y, int64_t x_at) const { return memory(t) + t.origin() + y * t.row() + x_at * t.pitch; }
     };
     using Compute = std::function<void(const Sample *samples, int64_t n, int64_t begin, int64_t end)>;
     struct Step {
@@ -206,6 +209,7 @@ class Network {
     void float_step(const std::vector<Operand> &xs, const Operand &out, FloatRow of);
     template <class Add, class Finish>
     void reduce_pixels(Operand x, Operand out, Add add, Finish finish);
+    void find_local();
     void block_rows();
     void borders(const Sample &, const Tensor &, int64_t begin, int64_t end) const;
     void compute(const Step &, const Sample *samples, int64_t n, int64_t begin, int64_t end) const;
@@ -214,8 +218,8 @@ class Network {
     const Isa &isa_;
     std::vector<Tensor> tensors_;
     std::vector<Step> steps_;
-    mutable Arenas arenas_;
-    int64_t sample_ = 0, results_ = 0, arena_ = 0, result_count_ = 0, results_end_ = 0;
+    mutable Arenas arenas_, scratches_;
+    int64_t sample_ = 0, results_ = 0, arena_ = 64, scratch_ = 64, result_count_ = 0, results_end_ = 0;
     bool floats_ = false, finished_ = false, dequantized_ = false;
 };
 

@@ -1,8 +1,10 @@
-// Calls of an image network: samples and steps on several threads.
+// The memory of an image network, and its calls: samples and steps on several threads.
 #include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <ctime>
+#include <utility>
+#include <vector>
 
 #include "images/network/network.h"
 #include "isa/threads.h"
@@ -21,11 +23,61 @@ double now() {
 
 }  // namespace
 
+// Where the tensors of steps by row do not stay in L2, and the weights do, as many rows as do pass through these steps before the next ones.
+void Network::block_rows() {
+    constexpr int64_t kBytes = 256 << 10;
+    for (size_t begin = 0, end = 0; begin < steps_.size(); begin = end) {
+        const Step &first = steps_[begin];
+        int64_t row = 0, weights = 0;
+        const auto joins = [&](const Step &step) { return step.by_row && !step.together && step.rows == first.rows && step.weights + weights <= kBytes; };
+        for (end = begin; end < steps_.size() && joins(steps_[end]); ++end) row += layout(steps_[end].out).row(), weights += steps_[end].weights;
+        const bool blocks = end > begin + 1 && row * first.rows > 2 * kBytes;
+        if (!blocks) end = begin + 1;
+        steps_[begin].end = end, steps_[begin].block = blocks ? std::max<int64_t>(kBytes / row, 1) : first.rows;
+        const auto within = [&](int64_t step) { return step >= static_cast<int64_t>(begin) && step < static_cast<int64_t>(end); };
+        for (Tensor &t : tensors_) {  // which are needed at once
+            if (within(t.first)) t.first = static_cast<int64_t>(begin);
+            if (within(t.last)) t.last = static_cast<int64_t>(end) - 1;
+        }
+    }
+}
+
+// Marks the tensors of steps that a sample passes through alone: the next sample writes over them.
+void Network::find_local() {
+    std::vector<int64_t> runs;  // of steps that samples pass through together, or one after the other
+    for (const Step &step : steps_) runs.push_back(runs.empty() ? 0 : runs.back() + (step.together != steps_[runs.size() - 1].together));
+    for (Tensor &t : tensors_) {
+        const auto first = static_cast<size_t>(t.first), last = static_cast<size_t>(t.last);
+        t.local = !steps_[first].together && runs[first] == runs[last];
+    }
+}
+
+void Network::finish(int64_t results) {
+    require(!finished_ && results == result_count_ && results > 0 && results_end_ <= results, "the results");
+    finished_ = true, results_ = results;
+    for (const Tensor &t : tensors_) require(t.first >= 0, "a tensor that no step writes");
+    find_local();
+    block_rows();
+    for (size_t i = 0; i < tensors_.size(); ++i) {  // at the lowest address that is free from its first to its last step
+        Tensor &t = tensors_[i];
+        std::vector<std::pair<int64_t, int64_t>> taken;
+        for (size_t j = 0; j < i; ++j)
+            if (tensors_[j].local == t.local && tensors_[j].first <= t.last && t.first <= tensors_[j].last)
+                taken.emplace_back(tensors_[j].offset, tensors_[j].offset + tensors_[j].bytes());
+        std::sort(taken.begin(), taken.end());
+        t.offset = 0;
+        for (const auto &[begin, end] : taken)
+            if (begin < t.offset + t.bytes()) t.offset = std::max(t.offset, end);
+        int64_t &size = t.local ? scratch_ : arena_;
+        size = std::max(size, t.offset + t.bytes());
+    }
+}
+
 void Network::borders(const Sample &s, const Tensor &t, int64_t begin, int64_t end) const {
     if (t.fill < 0) return;
     const auto size = [](int64_t bytes) { return static_cast<size_t>(bytes); };
     const auto [top, left, bottom, right] = t.borders;
-    uint8_t *first = s.arena + t.offset;
+    uint8_t *first = s.memory(t) + t.offset;
     if (begin == 0) std::memset(first, t.fill, size(top * t.row()));
     if (end == t.height) std::memset(first + (top + t.height) * t.row(), t.fill, size(bottom * t.row()));
     for (int64_t y = begin; y < end; ++y) {
@@ -70,7 +122,7 @@ void Network::run(const void *x, int64_t n, float *out, int64_t threads) const {
     const auto sample_pieces = std::max<int64_t>(static_cast<int64_t>(pieces.size()), 1);
     const int64_t own = std::min(threads, apart), most = std::min(kSamples, own ? apart / own : 0);
     const int64_t groups = own ? own * ((apart / own + most - 1) / most) : 0;
-    const Arenas::Lent arenas(arenas_, own * most + (apart < n), arena_);
+    const Arenas::Lent arenas(arenas_, own * most + (apart < n), arena_), scratches(scratches_, own + (apart < n), scratch_);
     Pieces alone(groups), shared((n - apart) * sample_pieces);
     std::atomic<int64_t> entered{0};
     on_threads(threads, [&](bool) {
@@ -78,7 +130,7 @@ void Network::run(const void *x, int64_t n, float *out, int64_t threads) const {
             for (int64_t group; (group = alone.take([](int64_t) { return 0; })) >= 0;) {
                 std::vector<Sample> samples;
                 for (int64_t i = apart * group / groups, arena = mine * most; i < apart * (group + 1) / groups; ++i)
-                    samples.push_back({arenas[arena++], input(i), out + i * results_});
+                    samples.push_back({arenas[arena++], scratches[mine], input(i), out + i * results_});
                 compute(samples);
             }
         const auto before = [&](int64_t index) { return index / sample_pieces * sample_pieces + pieces[static_cast<size_t>(index % sample_pieces)].before; };
@@ -86,16 +138,16 @@ void Network::run(const void *x, int64_t n, float *out, int64_t threads) const {
             const Pieces::Taken taken(shared);
             const Piece &piece = pieces[static_cast<size_t>(index % sample_pieces)];
             const int64_t i = apart + index / sample_pieces;
-            const Sample sample{arenas[own * most], input(i), out + i * results_};
+            const Sample sample{arenas[own * most], scratches[own], input(i), out + i * results_};
             compute(steps_[piece.step], &sample, 1, piece.begin, piece.end);
         }
     });
 }
 
 std::vector<double> Network::time_steps(const void *x, double seconds) const {
-    const Arenas::Lent arena(arenas_, 1, arena_);
+    const Arenas::Lent arena(arenas_, 1, arena_), scratch(scratches_, 1, scratch_);
     std::vector<float> out(static_cast<size_t>(results_));
-    const Sample sample{arena[0], x, out.data()};
+    const Sample sample{arena[0], scratch[0], x, out.data()};
     std::vector<double> spent(steps_.size());
     const double start = now();
     int64_t rounds = 0;

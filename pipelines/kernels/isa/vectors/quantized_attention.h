@@ -11,7 +11,6 @@ namespace zoo {
 namespace {
 
 constexpr float kLevels = 127, kWeights = 255;
-constexpr float kLog2E = 1.44269504f;
 
 inline IntVec rounded(Vec x) { return reinterpret_cast<IntVec>(x + kRoundToInt) - 0x4B400000; }  // the bits of kRoundToInt
 inline IntVec magnitude_bits(Vec x) { return reinterpret_cast<IntVec>(x) & 0x7FFFFFFF; }
@@ -103,13 +102,15 @@ inline const float *positioned(const QuantizedAttention &a, const float *x, cons
 struct Head {
     int64_t tokens, n, size, room;             // n: keys, the first of the tokens; room: n rounded up to whole sixteens
     float *key_scale, *value_scale, *inverse;  // [size]
-    Code *row;                                 // [size]
+    Code *row;                                 // [4, size]
     float *factor;                             // [kQueries]: of a query's products, to exponents of 2
     int32_t *offsets;                          // [room]: what takes the zero point of queries out of a key's products
     Code *queries;                             // [kQueries, size]
     int32_t *keys, *values;                    // words of codes, [size / kTerms, room] and [room / kTerms, size]
     float *scores;                             // [kQueries, room]
     Code *weights;                             // [kQueries, room]
+    const float *added;                        // to the scores of all queries, rows `added_row` apart, where all attend to all keys; or null
+    int64_t added_row;
     // Of relative positions, where there are any: `span` distances, that of the last token to the first one first.
     int64_t span;
     int32_t *to_position, *to_content;         // words of codes [size / kTerms, span]; those of to_content have the zero point added
@@ -123,6 +124,24 @@ struct Head {
     int32_t *far_position, *far_content;       // of both, in order: [kQueries, 2, kVecLanes] (equal lanes), [2, room]
     float *positioned;                         // keys, [n, size]; later queries, [kQueries, size]
 };
+
+// Words of four rows of codes, whole fours in a row: from `to` on four columns of [words, columns].
+inline void transpose_words(const Code *rows, int64_t size, int32_t *to, int64_t columns) {
+    using Words4 = Vector<int32_t, 4>::type;
+    const auto words = [&](const Code *row) {
+        Words4 v;
+        std::memcpy(&v, row, sizeof v);
+        return v;
+    };
+    for (int64_t j = 0; j < size; j += 4 * kTerms, to += 4 * columns) {
+        const Words4 a = words(rows + j), b = words(rows + size + j), c = words(rows + 2 * size + j), d = words(rows + 3 * size + j);
+        const Words4 ab = __builtin_shufflevector(a, b, 0, 4, 1, 5), AB = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+        const Words4 cd = __builtin_shufflevector(c, d, 0, 4, 1, 5), CD = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+        const Words4 four[] = {__builtin_shufflevector(ab, cd, 0, 1, 4, 5), __builtin_shufflevector(ab, cd, 2, 3, 6, 7),
+                               __builtin_shufflevector(AB, CD, 0, 1, 4, 5), __builtin_shufflevector(AB, CD, 2, 3, 6, 7)};
+        for (int64_t i = 0; i < 4; ++i) std::memcpy(to + i * columns, four + i, sizeof(Words4));
+    }
+}
 
 // Codes of `Count` queries or keys whose columns are multiplied by `scale`, each by its own range, plus `zero`, and the factors of their products.
 template <int Count>
@@ -186,11 +205,11 @@ inline void pack_head(const QuantizedAttention &a, int64_t h, const float *key, 
         key = head.positioned, key_stride = size;
     }
     column_scales(key, key_stride, n, size, head.key_scale, head.inverse);
-    for (int64_t t = 0; t < room; ++t) {
-        if (t < n)
+    for (int64_t t = 0; t < room; t += 4) {
+        for (int64_t i = 0; i < 4; ++i)
             for (int64_t j = 0; j < size; j += kVecLanes)
-                store_codes(head.row + j, rounded(load_float<Vec>(key + t * key_stride + j) * load_float<Vec>(head.inverse + j)));
-        for (int64_t g = 0; g < groups; ++g) head.keys[g * room + t] = t < n ? packed(head.row + g * kTerms) : 0;
+                store_codes(head.row + i * size + j, t + i < n ? rounded(load_float<Vec>(key + (t + i) * key_stride + j) * load_float<Vec>(head.inverse + j)) : IntVec{});
+        transpose_words(head.row, size, head.keys + t, room);
     }
     query_offsets(head.keys, groups, room, head.offsets);
     if (a.rows) pack_disentangled(a, h, key, key_stride, head);
@@ -267,10 +286,58 @@ inline float weight_codes(const float *scores, float base, int64_t room, Code *c
     int64_t t = 0;
     for (; t + kFour <= room; t += kFour) each_vector(weight_code(load_float<Four>(scores + t) - base), t, take);
     for (; t < room; t += kVecLanes) take(t, weight_code(load_float<Vec>(scores + t) - base));
-    return static_cast<float>(reduce<int32_t, kVecLanes>(total, [](auto a, auto b) { return a + b; }));
+    return reduce_add(__builtin_convertvector(total, Vec));  // exact: less than 2^24
 }
 
-// Count queries from `first` on, rows of x, over the keys that any of them attends to; each has one or more. bias: of the text's first query, see `bias_row`, or null.
+// Scores of Count queries from `first` on, all of which attend to all keys; base: the largest of each.
+template <int Count>
+inline void full_scores(const Head &head, int64_t first, float *base) {
+    Vec largest[Count];
+    for (int row = 0; row < Count; ++row) largest[row] = broadcast<Vec>(-INFINITY);
+    const float *added = head.added + first * head.added_row;
+    product_rows<Count, true>(head.queries, head.size, head.size / kTerms, head.keys, head.room, head.room, head.offsets, [&](int row, int64_t key, IntVec sums) {
+        const Vec score = __builtin_convertvector(sums, Vec) * head.factor[row] + load_float<Vec>(added + row * head.added_row + key);
+        store_float(head.scores + row * head.room + key, score);
+        largest[row] = score > largest[row] ? score : largest[row];
+    });
+    for (int row = 0; row < Count; ++row) base[row] = reduce_max<float>(largest[row]);
+}
+
+// The same over keys from `begin` to `end`, of which not all queries attend to all; of keys far from a query by their distance. bias: of the text's first query, or null.
+template <int Count>
+void banded_scores(const QuantizedAttention &a, const Head &head, int64_t first, int64_t begin, int64_t end, const float *bias, float *base) {
+    const int64_t room = head.room, size = head.size, columns = round_up(end - begin, kLanes);
+    for (int64_t far = 0; a.to_position.codes && head.is_long && far < 2; ++far)
+        for (int row = 0; row < Count; ++row) {
+            const int64_t distance = far ? head.near_end : 0;
+            IntVec sums = IntVec{} + head.position_offsets[distance];
+            for (int64_t g = 0; g < size / kTerms; ++g)
+                add_query_products(sums, packed(head.position_queries + row * size + g * kTerms), IntVec{} + head.to_position[g * head.span + distance]);
+            store_int(head.far_position + (row * 2 + far) * kVecLanes, sums);
+        }
+    product_rows<Count, true>(head.queries, size, size / kTerms, head.keys + begin, room, columns, head.offsets + begin,
+                            [&](int row, int64_t key, IntVec sums) {
+        store_float(head.scores + row * room + key, __builtin_convertvector(sums, Vec) * head.factor[row]);
+    });
+    for (int row = 0; row < Count; ++row) {
+        float *scores = head.scores + row * room - begin;
+        const int64_t own = first + row, lowest = own - a.before, last = end - own > a.after ? own + a.after + 1 : end;
+        int64_t key = begin;
+        for (; a.rows && key + 2 * kVecLanes <= begin + columns; key += 2 * kVecLanes) add_position_scores<2>(a, head, row, own, key, scores);
+        for (; a.rows && key < begin + columns; key += kVecLanes) add_position_scores<1>(a, head, row, own, key, scores);
+        Vec largest = broadcast<Vec>(-INFINITY);
+        for (int64_t t = begin; t < begin + columns; t += kVecLanes) {
+            Vec score = load_float<Vec>(scores + t);
+            if (bias) score = score + load_first(bias - own + t, end - t) * kLog2E;
+            if (t < lowest || t + kVecLanes > last) score = within(score, lowest - t, last - t);
+            store_float(scores + t, score);
+            largest = score > largest ? score : largest;
+        }
+        base[row] = reduce_max<float>(largest);
+    }
+}
+
+// Count queries from `first` on, rows of x, over the keys that any of them attends to; each has one or more. bias: of the text's first query, or null.
 template <int Count>
 void attend(const QuantizedAttention &a, const Head &head, int64_t h, const float *x, int64_t stride, int64_t first, const float *bias, float *out,
             int64_t out_stride) {
@@ -284,35 +351,9 @@ void attend(const QuantizedAttention &a, const Head &head, int64_t h, const floa
     }
     pack_rows<Count>(queries, head.key_scale, size, kQueryMiddle, head.queries, head.factor);
     if (a.to_position.codes) pack_rows<Count>(queries, a.to_position.scale + h * size, size, kQueryMiddle, head.position_queries, head.position_factor);
-    for (int64_t far = 0; a.to_position.codes && head.is_long && far < 2; ++far)
-        for (int row = 0; row < Count; ++row) {
-            const int64_t distance = far ? head.near_end : 0;
-            IntVec sums = IntVec{} + head.position_offsets[distance];
-            for (int64_t g = 0; g < size / kTerms; ++g)
-                add_query_products(sums, packed(head.position_queries + row * size + g * kTerms), IntVec{} + head.to_position[g * head.span + distance]);
-            store_int(head.far_position + (row * 2 + far) * kVecLanes, sums);
-        }
-    product_rows<Count, true>(head.queries, size, size / kTerms, head.keys + begin, room, columns, head.offsets + begin,
-                            [&](int row, int64_t key, IntVec sums) {
-        store_float(head.scores + row * room + key, __builtin_convertvector(sums, Vec) * head.factor[row]);
-    });
     float share[Count], base[Count];
-    for (int row = 0; row < Count; ++row) {
-        float *scores = head.scores + row * room - begin;
-        const int64_t own = first + row, lowest = own - a.before, last = end - own > a.after ? own + a.after + 1 : end;
-        int64_t key = begin;
-        for (; a.rows && key + 2 * kVecLanes <= begin + columns; key += 2 * kVecLanes) add_position_scores<2>(a, head, row, own, key, scores);
-        for (; a.rows && key < begin + columns; key += kVecLanes) add_position_scores<1>(a, head, row, own, key, scores);
-        Vec largest = broadcast<Vec>(-INFINITY);
-        for (int64_t t = begin; t < begin + columns; t += kVecLanes) {
-            Vec score = load_float<Vec>(scores + t);
-            if (bias) score = score + load_first(bias + own * a.bias_row + t, end - t) * kLog2E;
-            if (t < lowest || t + kVecLanes > last) score = within(score, lowest - t, last - t);
-            store_float(scores + t, score);
-            largest = score > largest ? score : largest;
-        }
-        base[row] = reduce_max<float>(largest);
-    }
+    if (head.added) full_scores<Count>(head, first, base);
+    else banded_scores<Count>(a, head, first, begin, end, bias, base);
     for (int row = 0; row < Count; ++row) share[row] = weight_codes(head.scores + row * room, base[row], columns, head.weights + row * room);
     for (int row = 0; row < Count; ++row) share[row] = 1.0f / share[row] + (head.factor[row] - head.factor[row]);  // NaN of what is not finite
     product_rows<Count, false>(head.weights, room, round_up(end - begin, kTerms) / kTerms, head.values + begin / kTerms * size, size, size, nullptr,
@@ -325,10 +366,10 @@ void quantized_attention(const QuantizedAttention &a, const float *x, int64_t st
     const int64_t size = a.size, room = round_up(n, kLanes), group = a.heads / a.key_heads;
     const int64_t queries = tokens - n > a.before ? n + a.before : tokens;  // those behind have no key within reach
     const int64_t span = a.rows ? round_up(tokens + room, kLanes) : 0, there = a.rows ? 1 : 0, words = size / kTerms;
-    const int64_t parts[] = {size, size, size, size, kLanes, room, kQueries * size, size * room, size * room, kQueries * room, kQueries * room,
+    const int64_t parts[] = {size, size, size, 4 * size, kLanes, room, kQueries * size, size * room, size * room, kQueries * room, kQueries * room,
                              a.key_norm || a.cos ? size * (n < kQueries ? kQueries : n) : 0,
                              words * span, words * span, span, there * room, there * words * room, there * room, there * kLanes,
-                             there * kQueries * size, kQueries * 2 * kVecLanes, there * 2 * room};
+                             there * kQueries * size, kQueries * 2 * kVecLanes, there * 2 * room, room};
     constexpr int kParts = sizeof(parts) / sizeof(parts[0]);
     int64_t all = 0;
     for (const int64_t part : parts) all += part;
@@ -342,8 +383,11 @@ void quantized_attention(const QuantizedAttention &a, const float *x, int64_t st
     while (a.rows && near_begin <= last && a.rows[near_begin - most] == a.rows[-most]) ++near_begin;
     while (a.rows && near_end > 0 && a.rows[near_end - 1 - most] == a.rows[most]) --near_end;
     const bool is_long = near_begin >= kQueries * kVecLanes || last - near_end >= kQueries * kVecLanes;
+    const bool full = !a.rows && !a.bias && a.before >= tokens - 1 && a.after >= n - 1;
+    float *edge = floats(22);
+    for (int64_t t = 0; t < room; ++t) edge[t] = t < n ? 0.0f : -INFINITY;
     const Head head{tokens, n, size, room, floats(0), floats(1), floats(2), codes(3), floats(4), buffers[5], codes(6), buffers[7],
-                    buffers[8], floats(9), codes(10),
+                    buffers[8], floats(9), codes(10), a.added ? a.added : full ? edge : nullptr, a.added ? room : 0,
                     span, buffers[12], buffers[13], buffers[14], buffers[15], buffers[16], floats(17), floats(18), codes(19),
                     is_long, near_begin, near_end, buffers[20], buffers[21], floats(11)};
     for (int64_t h = 0; h < a.heads; ++h) {
@@ -351,7 +395,7 @@ void quantized_attention(const QuantizedAttention &a, const float *x, int64_t st
             const float *key = (a.keys ? a.keys : x + a.heads * size) + h / group * size;
             pack_head(a, h / group, key, key + a.key_heads * size, a.keys ? a.key_stride : stride, head);
         }
-        const float *bias = a.bias ? a.bias + h * a.bias_stride + (a.bias_row < 0 ? a.bias_stride / 2 : 0) : nullptr;
+        const float *bias = a.bias ? a.bias + h * a.bias_stride + a.bias_stride / 2 : nullptr;
         const auto run = [&](auto function, int64_t i) {
             function(a, head, h, x + i * stride + h * size, stride, i, bias, out + i * out_stride + h * size, out_stride);
         };
