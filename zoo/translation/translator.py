@@ -295,14 +295,14 @@ class Translator(LinePipeline[NativeTranslator]):
         """Adds tokenized sentences to a stream.
 
         Args:
-            stream: Result of `stream`.
+            stream: Result of `stream`, of this pipeline or of one that differs in its languages alone.
             sentences: Tokens of each sentence, int32, not empty.
             demands: Constraints on each translation; None: no constraints.
 
         Returns:
             Numbers of the sentences in the stream.
         """
-        return stream.submit(sentences, *self._limits(sentences, demands), demands)
+        return stream.submit(sentences, *self._limits(sentences, demands), demands, self._rules().prefix)
 
     def _search(self, sentences: Sequence[Tokens], demands: Sequence[Demands] | None) -> list[list[Hypothesis]]:
         source = pad(sentences)

@@ -315,6 +315,7 @@ class TranslationStream:
         limits: Sequence[int] | NDArray[np.int64],
         words: Sequence[NDArray[np.int32]] | None = None,
         demands: Sequence[Any] | None = None,
+        prefix: Sequence[int] | None = None,
     ) -> range:
         """Submits sentences.
 
@@ -323,6 +324,8 @@ class TranslationStream:
             limits: See `NativeTranslator.translate`.
             words: See `NativeTranslator.translate`.
             demands: See `NativeTranslator.translate`.
+            prefix: Tokens that these translations begin with, such as a target language; None: those of the stream's
+                rules.
 
         Returns:
             Numbers that identify the sentences.
@@ -331,7 +334,7 @@ class TranslationStream:
             RequestError: Tokens or limits do not fit.
         """
         with _reported():
-            first = self._native.submit(*_arrays(sources, limits), **_words(words), **_demands(demands))
+            first = self._native.submit(*_arrays(sources, limits), **_words(words), **_demands(demands), first=prefix)
         return range(first, first + len(sources))
 
     def finished(self, seconds: float) -> list[tuple[int, list[Translation], str]]:

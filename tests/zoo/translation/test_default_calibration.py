@@ -158,6 +158,8 @@ def test_a_model_without_a_target_language_is_calibrated_in_several(few, tmp_pat
     handler = TranslationHandler("ours", "1", pipeline)
     handler.warm_up()
     assert handler.pipeline is pipeline and not pipeline.vocabulary.framing.target_language
+    (stream,) = {handler._stream(pipeline.with_options(target_language=name)) for name in chosen}
+    stream.close()
     with pytest.raises(RequestError, match="found the target language de; did you mean deu_Latn. choose it with"):
         pipeline(TEXTS, target_language="de")
 

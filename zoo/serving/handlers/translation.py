@@ -151,7 +151,7 @@ class TranslationHandler(Handler):
     def _stream(self, pipeline: TranslationPipeline) -> TranslationStream:
         """The stream with a pipeline's options; replaces an idle one if too many are open, or raises Overloaded."""
         rules = replace(pipeline.rules, most=0)  # a sentence has its own limit
-        key = (pipeline.beam, pipeline.best, pipeline.length_penalty, rules, pipeline.vocabulary.prefix)
+        key = (pipeline.beam, pipeline.best, pipeline.length_penalty, rules)  # all languages share a stream
         stream = self._streams.pop(key, None)
         if stream is None:
             if len(self._streams) >= MAX_STREAMS:

@@ -131,6 +131,7 @@ void BeamSearch::encode_next() {
         sentence->prefix = options_.prefix, sentence->uncounted = 0, sentence->phrases.clear(), sentence->members.clear();
         if (!sources.demands.empty()) {
             const Demands &demands = sources.demands[place];
+            if (demands.first) sentence->prefix = *demands.first;
             sentence->prefix.insert(sentence->prefix.end(), demands.prefix.begin(), demands.prefix.end());
             sentence->uncounted = static_cast<int64_t>(demands.prefix.size()), sentence->phrases = demands.phrases;
             sentence->word_marks = demands.word_marks;

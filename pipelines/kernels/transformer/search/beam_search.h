@@ -25,9 +25,10 @@ struct Options : SearchRules {
 
 // What one sentence's translation is to have.
 struct Demands {
-    std::vector<int32_t> prefix{};  // tokens behind the rules' prefix, which have no part in the length
+    std::vector<int32_t> prefix{};  // tokens behind the first ones, which have no part in the length
     Phrases phrases{};              // that it contains
     std::shared_ptr<const std::string> word_marks{};  // of all tokens, see `PhraseState`; null: phrases may be parts of words
+    std::optional<std::vector<int32_t>> first{};  // tokens that it begins with, in place of the rules' prefix
 };
 
 // Concatenated sources: their tokens and the encoder, or the encoder's results, [sum of lengths, width].

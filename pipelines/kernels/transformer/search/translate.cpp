@@ -142,7 +142,8 @@ std::vector<int64_t> checked_limits(const Decoder &decoder, const Options &optio
     if (static_cast<int64_t>(copy.size()) != count) refuse("lengths and limits are not as many");
     for (size_t i = 0; i < copy.size(); ++i) {
         const int64_t length = copy[i];
-        const size_t prefix = options.prefix.size() + (demands.empty() ? 0 : demands[i].prefix.size());
+        size_t prefix = options.prefix.size();
+        if (!demands.empty()) prefix = (demands[i].first ? demands[i].first->size() : prefix) + demands[i].prefix.size();
         if (length < 1 || length > decoder.positions())
             refuse("found a limit of " + std::to_string(length) + " tokens, expected 1 to " + std::to_string(decoder.positions()));
         if (length <= static_cast<int64_t>(prefix)) refuse("a limit leaves no token after those that come first");
@@ -243,12 +244,16 @@ class TranslationStream {
         close();
     }
 
-    // Returns the number of the first sentence; the others follow.
+    // Returns the number of the first sentence; the others follow. first: see `Demands`.
     int64_t submit(const Array &tokens, const Array &lengths, const Array &limits, const std::optional<Array> &words,
-                   const std::optional<Array> &word_counts, const AllDemands &demands, const std::optional<nb::bytes> &word_marks) {
+                   const std::optional<Array> &word_counts, const AllDemands &demands, const std::optional<nb::bytes> &word_marks,
+                   const std::optional<std::vector<int32_t>> &first) {
         Sources sources{&encoder_, encoder_tokens(encoder_, tokens), nullptr, {}, {}, static_cast<int64_t>(lengths.shape(0))};
         sources.first = offsets(lengths, sources.tokens.size(), encoder_.positions());
         sources.demands = checked_demands(decoder_, options_, demands, word_marks, sources.count);
+        sources.demands.resize(static_cast<size_t>(sources.count));
+        if (first) require_tokens(decoder_, *first);
+        for (Demands &own : sources.demands) own.first = first;
         sources.limits = checked_limits(decoder_, options_, limits, sources.count, sources.demands);
         if (words && word_counts) take_words(sources, decoder_, options_, *words, *word_counts);
         const std::lock_guard<std::mutex> locked(mutex_);
@@ -261,7 +266,7 @@ class TranslationStream {
             };
             waiting_.push_back({next_++, sources.limits[static_cast<size_t>(i)], cut(sources.tokens, sources.first),
                                 sources.words.empty() ? std::vector<int32_t>{} : cut(sources.words, sources.first_word),
-                                sources.demands.empty() ? Demands{} : sources.demands[static_cast<size_t>(i)]});
+                                sources.demands[static_cast<size_t>(i)]});
         }
         come_.notify_all();
         return number;
@@ -470,7 +475,8 @@ void bind_transformer(nb::module_ &module) {
             nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 12>(), "decoder"_a, "encoder"_a, "start"_a, "end"_a, "beam"_a, "n_best"_a,
             "length_penalty"_a, "slots"_a, "threads"_a, "rules"_a.none() = nb::none(), "speculation"_a.none() = nb::none())
         .def("submit", &TranslationStream::submit, "tokens"_a, "lengths"_a, "limits"_a, "words"_a.none() = nb::none(),
-             "word_counts"_a.none() = nb::none(), "demands"_a.none() = nb::none(), "word_marks"_a.none() = nb::none())
+             "word_counts"_a.none() = nb::none(), "demands"_a.none() = nb::none(), "word_marks"_a.none() = nb::none(),
+             "first"_a.none() = nb::none())
         .def("finished", &TranslationStream::finished, "seconds"_a)
         .def("cancel", &TranslationStream::cancel, "number"_a)
         .def("close", &TranslationStream::close, nb::call_guard<nb::gil_scoped_release>());

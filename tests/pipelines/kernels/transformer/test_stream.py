@@ -63,6 +63,22 @@ def test_sentences_that_come_one_by_one_are_translated_as_in_one_call(graph, sou
     assert not any(error for _, error in results.values())
 
 
+def test_sentences_of_different_prefixes_share_a_stream(graph, sources):
+    translator = NativeTranslator(graph)
+    options = {"start": START, "end": END, "beam": 3}
+    kinds = {(7,): {"prefix": (7,)}, (9, 12): {"prefix": (9, 12)}, (): {}, None: {"prefix": (30,)}}
+    stream = translator.stream(slots=4, **options, rules={"kind": "transformers", "prefix": (30,)})
+    numbers = {prefix: stream.submit(sources[:9], [LIMIT] * 9, prefix=prefix) for prefix in kinds}
+    results = {}
+    while len(results) < 9 * len(kinds):
+        results |= {number: translations for number, translations, _ in stream.finished(10.0)}
+    stream.close()
+    for prefix, rules in kinds.items():
+        wanted = translator.translate(sources[:9], [LIMIT] * 9, **options, rules={"kind": "transformers", **rules})
+        assert [results[number] for number in numbers[prefix]] == wanted
+        assert prefix is None or all(one[0][0][: len(prefix)] == [*prefix] for one in wanted)
+
+
 def test_a_cancelled_sentence_never_comes_and_the_others_do(graph, sources):
     translator = NativeTranslator(graph)
     options = {"start": START, "end": None}  # all go on to their limit
@@ -84,6 +100,9 @@ def test_a_cancelled_sentence_never_comes_and_the_others_do(graph, sources):
 
 def test_what_does_not_fit_is_refused_and_a_closed_stream_takes_nothing(graph, sources):
     stream = NativeTranslator(graph).stream(start=START, end=END)
+    for prefix, why in (([WORDS], "none of the vocabulary"), ([5, 6], "leaves no token")):
+        with pytest.raises(RequestError, match=why):
+            stream.submit([np.array([5])], [2], prefix=prefix)
     for wrong, limit, why in (([5, WORDS], 3, "token"), ([[]], 3, "tokens"), ([5], 0, "limit"), ([5.0], 3, "tokens")):
         with pytest.raises(RequestError, match=why):
             stream.submit([np.array(wrong)], [limit])
