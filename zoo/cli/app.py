@@ -51,7 +51,7 @@ class CommandGroup(click.Group):
 
 
 class UniqueMessages(logging.Filter):
-    """Filter that passes each message once."""
+    """Filter that passes each message once; those of the server are events, which may happen again."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class UniqueMessages(logging.Filter):
             record: Record of the message.
         """
         text = record.getMessage()
-        new = text not in self._seen
+        new = text not in self._seen or record.name.startswith("zoo.serving.")
         self._seen.add(text)
         return new
 

@@ -246,8 +246,10 @@ def test_a_wrong_setting_is_refused_before_the_work(
 
 def test_a_warning_comes_once() -> None:
     once = cli.UniqueMessages()
-    records = [logging.makeLogRecord({"msg": "line %d", "args": (number,)}) for number in (1, 2, 1)]
+    records = [logging.makeLogRecord({"name": "zoo", "msg": "line %d", "args": (number,)}) for number in (1, 2, 1)]
     assert [once.filter(record) for record in records] == [True, True, False]
+    event = logging.makeLogRecord({"name": "zoo.serving.http.server", "msg": "version 1 is served"})
+    assert once.filter(event) and once.filter(event)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
