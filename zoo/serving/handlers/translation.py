@@ -398,7 +398,7 @@ def _value(name: str, value: Any) -> Any:
 
 
 def _texts(job: Job) -> tuple[list[str], dict[str, Any]]:
-    """The texts of a body, and the options beside them."""
+    """The texts of a body, and the options beside them; null is an option that is not set."""
     if job.content_type.lower().startswith("multipart/"):
         types = ", ".join(TranslationHandler.content_types)
         raise RequestError(f"Content-Type is {job.content_type[:100]!r}; expected one of {types}")
@@ -408,4 +408,4 @@ def _texts(job: Job) -> tuple[list[str], dict[str, Any]]:
     texts = [content] if isinstance(content, str) else content
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise RequestError('the body must be {"sentences": [text, ...]}')
-    return texts, options
+    return texts, {name: value for name, value in options.items() if value is not None}

@@ -202,7 +202,8 @@ class ImportedVocabulary:
             near = [language for language in languages if name and language_code(language) == language_code(name)]
             guess = f"did you mean {' or '.join(near)}? " if near else ""
             raise RequestError(
-                f"{fault}; {guess}choose it with --{side}-language of zoo run or, for all, of zoo import, one of: "
+                f"{fault}; {guess}choose it with --{side}-language of zoo run, {side}_language in Python and requests, "
+                f"or --{side}-language of zoo import for all; one of: "
                 f"{', '.join(sorted(languages)) or 'none'}"
             )
         return languages[name]

@@ -590,7 +590,7 @@ def test_no_language_is_asked_for_where_there_is_one(originals, tmp_path):
     zoo.import_model(originals("nllb").path, imported)
     with pytest.raises(
         RequestError,
-        match="found no target language; choose it with --target-language of zoo run or, .*, one of: deu_Latn",
+        match="found no target language; choose it with --target-language of zoo run, .*; one of: deu_Latn",
     ):
         zoo.pipeline(imported, "fp32")("the man")
 
