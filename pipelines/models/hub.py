@@ -254,9 +254,12 @@ class Hub:
         all_names = ", ".join(names) or "none"
         if not os.path.isfile(name):  # noqa: PTH113 (pathlib's raises for a name too long)
             return RequestError(f"no model {name!r}; {nearest(name, names)}choose one of: {all_names}")
-        commands = "; an ONNX file goes to zoo run, serve, quantize, tune, benchmark, plan, info"
         message = f"found the file {name}, expected a model folder, or one of: {all_names}"
-        return RequestError(message + (commands if disk.is_onnx(name) else ""))
+        if disk.is_onnx(name):
+            message += "; an ONNX file goes to zoo run, serve, quantize, tune, benchmark, plan, info"
+        elif name.endswith(".plan"):
+            message += "; zoo.open_plan opens a plan, and zoo info shows its timings"
+        return RequestError(message)
 
     def folder(self, name: str) -> Path:
         """Returns the working folder of a model, home()/models/NAME/<12 digits of the card's digest>.

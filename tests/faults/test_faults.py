@@ -316,6 +316,8 @@ def test_a_library_that_tries_again_says_nothing(caplog):
 def test_a_file_where_a_model_is_expected(verb, here, capsys):
     said = refused(capsys, verb, "../m.onnx")
     assert "found the file ../m.onnx, expected a model folder, or one of: " in said and "serve, quantize" in said
+    Path("m.plan").touch()
+    assert "zoo.open_plan opens a plan" in refused(capsys, verb, "m.plan")
 
 
 def test_one_array_is_no_archive(here, capsys):
