@@ -43,6 +43,24 @@ class Buffer {
     int64_t size_ = 0;
 };
 
+struct Free {
+    void operator()(void *data) const { std::free(data); }
+};
+using Memory = std::unique_ptr<uint8_t, Free>;
+
+// Aligned to cache lines, or whole huge pages, if it fills one and the system has them.
+inline Memory memory_of(int64_t bytes) {
+    constexpr int64_t kHugePage = 1 << 21;
+    const int64_t page = bytes < kHugePage ? 64 : kHugePage;
+    bytes = round_up(bytes, page);
+    Memory memory(static_cast<uint8_t *>(std::aligned_alloc(static_cast<size_t>(page), static_cast<size_t>(bytes))));
+    if (!memory) throw std::bad_alloc();
+#ifdef MADV_HUGEPAGE
+    if (page == kHugePage) madvise(memory.get(), static_cast<size_t>(bytes), MADV_HUGEPAGE);
+#endif
+    return memory;
+}
+
 // Memory with the lifetime of a model, freed at once. Huge pages, if the system has them: a step of a decoder reads all weights, and the
 // address translation of small pages takes up to a third of its time.
 class Arena {
@@ -50,12 +68,8 @@ class Arena {
     void *take(int64_t bytes) {
         bytes = round_up(bytes, 64);
         if (bytes > left_) {
-            left_ = round_up(std::max(bytes, kChunk), kHugePage);
-            chunks_.emplace_back(static_cast<char *>(std::aligned_alloc(kHugePage, static_cast<size_t>(left_))));
-            if (!chunks_.back()) throw std::bad_alloc();
-#ifdef MADV_HUGEPAGE
-            madvise(chunks_.back().get(), static_cast<size_t>(left_), MADV_HUGEPAGE);
-#endif
+            left_ = std::max(bytes, kChunk);
+            chunks_.push_back(memory_of(left_));
             next_ = chunks_.back().get();
         }
         left_ -= bytes;
@@ -63,12 +77,9 @@ class Arena {
     }
 
   private:
-    static constexpr int64_t kHugePage = 1 << 21, kChunk = 1 << 23;  // what nobody writes takes no memory
-    struct Free {
-        void operator()(char *data) const { std::free(data); }
-    };
-    std::vector<std::unique_ptr<char, Free>> chunks_;
-    char *next_ = nullptr;
+    static constexpr int64_t kChunk = 1 << 23;  // what nobody writes takes no memory
+    std::vector<Memory> chunks_;
+    uint8_t *next_ = nullptr;
     int64_t left_ = 0;
 };
 

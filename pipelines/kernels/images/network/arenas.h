@@ -25,30 +25,30 @@ class Arenas {
         }
         Lent(const Lent &) = delete;
         Lent &operator=(const Lent &) = delete;
-        uint8_t *operator[](int64_t i) const { return taken_[static_cast<size_t>(i)].data(); }
+        uint8_t *operator[](int64_t i) const { return taken_[static_cast<size_t>(i)].get(); }
 
       private:
         Arenas &from_;
-        std::vector<Buffer<uint8_t>> taken_;
+        std::vector<Memory> taken_;
     };
 
   private:
-    Buffer<uint8_t> take(int64_t bytes) {
+    Memory take(int64_t bytes) {
         {
             const std::lock_guard<std::mutex> hold(mutex_);
             if (!spare_.empty()) {
-                Buffer<uint8_t> last = std::move(spare_.back());
+                Memory last = std::move(spare_.back());
                 spare_.pop_back();
                 return last;
             }
             spare_.reserve(++made_);  // giving back allocates nothing
         }
-        Buffer<uint8_t> fresh(bytes);
-        std::memset(fresh.data(), 0, static_cast<size_t>(bytes));
+        Memory fresh = memory_of(bytes);
+        std::memset(fresh.get(), 0, static_cast<size_t>(bytes));
         return fresh;
     }
     std::mutex mutex_;
-    std::vector<Buffer<uint8_t>> spare_;
+    std::vector<Memory> spare_;
     size_t made_ = 0;
 };
 

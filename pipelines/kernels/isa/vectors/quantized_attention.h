@@ -48,6 +48,33 @@ inline void fetch(const float *row, int64_t size) {
     for (int64_t j = 0; j < size; j += 16) __builtin_prefetch(row + j);
 }
 
+// Horizontal reductions of Count vectors, `join` being exact in any order.
+template <class T, int Count, class V, class Join>
+ZOO_INLINE inline void reduce_each(const V *vectors, T *out, Join join) {
+    if constexpr (Count == 8 && kVecLanes == 16) {  // halves of two vectors at a time, then quarters of four, and so on
+        const auto halves = [&](V x, V y) ZOO_INLINE {
+            return join(__builtin_shufflevector(x, y, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23),
+                        __builtin_shufflevector(x, y, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31));
+        };
+        const auto quarters = [&](V x, V y) ZOO_INLINE {
+            return join(__builtin_shufflevector(x, y, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27),
+                        __builtin_shufflevector(x, y, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31));
+        };
+        const V x = quarters(halves(vectors[0], vectors[4]), halves(vectors[2], vectors[6]));
+        const V y = quarters(halves(vectors[1], vectors[5]), halves(vectors[3], vectors[7]));
+        const V pairs = join(__builtin_shufflevector(x, y, 0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29),
+                             __builtin_shufflevector(x, y, 2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31));
+        const auto result = join(__builtin_shufflevector(pairs, pairs, 0, 8, 4, 12, 2, 10, 6, 14), __builtin_shufflevector(pairs, pairs, 1, 9, 5, 13, 3, 11, 7, 15));
+        std::memcpy(out, &result, sizeof result);
+    } else {
+        for (int i = 0; i < Count; ++i) out[i] = reduce<T, kVecLanes>(vectors[i], join);
+    }
+}
+template <class T, int Count, class V>
+ZOO_INLINE inline void largest_of_each(const V *vectors, T *out) {
+    reduce_each<T, Count>(vectors, out, [](auto a, auto b) ZOO_INLINE { return b > a ? b : a; });
+}
+
 // Scales of `size` columns of n rows, each by its own range.
 inline void column_scales(const float *x, int64_t stride, int64_t n, int64_t size, float *scale, float *inverse) {
     const auto columns = [&](auto vectors, int64_t j) {
@@ -146,13 +173,13 @@ inline void transpose_words(const Code *rows, int64_t size, int32_t *to, int64_t
 // Codes of `Count` queries or keys whose columns are multiplied by `scale`, each by its own range, plus `zero`, and the factors of their products.
 template <int Count>
 inline void pack_rows(const float *const *x, const float *scale, int64_t size, int32_t zero, Code *codes, float *factor) {
+    IntVec largest[Count] = {};
+    int32_t bits[Count];
     float magnitude[Count], inverse[Count];
-    for (int row = 0; row < Count; ++row) {
-        IntVec largest{};
-        for (int64_t j = 0; j < size; j += kVecLanes) largest = larger(largest, magnitude_bits(load_float<Vec>(x[row] + j) * load_float<Vec>(scale + j)));
-        const int32_t bits = reduce_max<int32_t>(largest);
-        std::memcpy(magnitude + row, &bits, 4);
-    }
+    for (int row = 0; row < Count; ++row)
+        for (int64_t j = 0; j < size; j += kVecLanes) largest[row] = larger(largest[row], magnitude_bits(load_float<Vec>(x[row] + j) * load_float<Vec>(scale + j)));
+    largest_of_each<int32_t, Count>(largest, bits);
+    std::memcpy(magnitude, bits, sizeof magnitude);
     for (int row = 0; row < Count; ++row) {
         const bool none = magnitude[row] < kSmallestAbsMax;
         inverse[row] = none ? 0.0f : kLevels / magnitude[row];
@@ -205,23 +232,26 @@ inline void pack_head(const QuantizedAttention &a, int64_t h, const float *key, 
         key = head.positioned, key_stride = size;
     }
     column_scales(key, key_stride, n, size, head.key_scale, head.inverse);
+    Code *const rows = head.row;
+    const float *const inverse = head.inverse;
     for (int64_t t = 0; t < room; t += 4) {
         for (int64_t i = 0; i < 4; ++i)
             for (int64_t j = 0; j < size; j += kVecLanes)
-                store_codes(head.row + i * size + j, t + i < n ? rounded(load_float<Vec>(key + (t + i) * key_stride + j) * load_float<Vec>(head.inverse + j)) : IntVec{});
-        transpose_words(head.row, size, head.keys + t, room);
+                store_codes(rows + i * size + j, t + i < n ? rounded(load_float<Vec>(key + (t + i) * key_stride + j) * load_float<Vec>(inverse + j)) : IntVec{});
+        transpose_words(rows, size, head.keys + t, room);
     }
     query_offsets(head.keys, groups, room, head.offsets);
     if (a.rows) pack_disentangled(a, h, key, key_stride, head);
     column_scales(value, stride, n, size, head.value_scale, head.inverse);
+    int32_t *const values = head.values;
     for (int64_t t = 0; t < room; t += kTerms)
         for (int64_t j = 0; j < size; j += kVecLanes) {
             IntVec codes{};
             for (int64_t i = 0; i < kTerms && t + i < n; ++i) {
-                const IntVec code = rounded(load_float<Vec>(value + (t + i) * stride + j) * load_float<Vec>(head.inverse + j));
+                const IntVec code = rounded(load_float<Vec>(value + (t + i) * stride + j) * load_float<Vec>(inverse + j));
                 codes |= kTerms == 1 ? code : (code & (kTerms == 4 ? 0xFF : 0xFFFF)) << static_cast<int32_t>(i * (32 / kTerms));
             }
-            store_int(head.values + t / kTerms * size + j, codes);
+            store_int(values + t / kTerms * size + j, codes);
         }
 }
 
@@ -274,8 +304,8 @@ inline V weight_code(V x) {
     return times_power(p, shifted) + kRoundToInt;
 }
 
-// The codes of the weights of `room` keys by their scores, of which `base` is the largest; returns their sum.
-inline float weight_codes(const float *scores, float base, int64_t room, Code *codes) {
+// The codes of the weights of `room` keys by their scores, of which `base` is the largest; returns their sums, to be added up.
+inline Vec weight_codes(const float *scores, float base, int64_t room, Code *codes) {
     IntVec total{};
     const auto take = [&](int64_t key, Vec shifted) {
         const IntVec code = reinterpret_cast<IntVec>(shifted) & 0xFF;
@@ -286,7 +316,7 @@ inline float weight_codes(const float *scores, float base, int64_t room, Code *c
     int64_t t = 0;
     for (; t + kFour <= room; t += kFour) each_vector(weight_code(load_float<Four>(scores + t) - base), t, take);
     for (; t < room; t += kVecLanes) take(t, weight_code(load_float<Vec>(scores + t) - base));
-    return reduce_add(__builtin_convertvector(total, Vec));  // exact: less than 2^24
+    return __builtin_convertvector(total, Vec);
 }
 
 // Scores of Count queries from `first` on, all of which attend to all keys; base: the largest of each.
@@ -294,13 +324,15 @@ template <int Count>
 inline void full_scores(const Head &head, int64_t first, float *base) {
     Vec largest[Count];
     for (int row = 0; row < Count; ++row) largest[row] = broadcast<Vec>(-INFINITY);
-    const float *added = head.added + first * head.added_row;
-    product_rows<Count, true>(head.queries, head.size, head.size / kTerms, head.keys, head.room, head.room, head.offsets, [&](int row, int64_t key, IntVec sums) {
-        const Vec score = __builtin_convertvector(sums, Vec) * head.factor[row] + load_float<Vec>(added + row * head.added_row + key);
-        store_float(head.scores + row * head.room + key, score);
+    const int64_t size = head.size, room = head.room, added_row = head.added_row;  // not read again behind stores of floats, which may change anything
+    const float *const added = head.added + first * added_row, *const factor = head.factor;
+    float *const scores = head.scores;
+    product_rows<Count, true>(head.queries, size, size / kTerms, head.keys, room, room, head.offsets, [&](int row, int64_t key, IntVec sums) {
+        const Vec score = __builtin_convertvector(sums, Vec) * factor[row] + load_float<Vec>(added + row * added_row + key);
+        store_float(scores + row * room + key, score);
         largest[row] = score > largest[row] ? score : largest[row];
     });
-    for (int row = 0; row < Count; ++row) base[row] = reduce_max<float>(largest[row]);
+    largest_of_each<float, Count>(largest, base);
 }
 
 // The same over keys from `begin` to `end`, of which not all queries attend to all; of keys far from a query by their distance. bias: of the text's first query, or null.
@@ -354,11 +386,14 @@ void attend(const QuantizedAttention &a, const Head &head, int64_t h, const floa
     float share[Count], base[Count];
     if (head.added) full_scores<Count>(head, first, base);
     else banded_scores<Count>(a, head, first, begin, end, bias, base);
-    for (int row = 0; row < Count; ++row) share[row] = weight_codes(head.scores + row * room, base[row], columns, head.weights + row * room);
+    Vec totals[Count];
+    for (int row = 0; row < Count; ++row) totals[row] = weight_codes(head.scores + row * room, base[row], columns, head.weights + row * room);
+    reduce_each<float, Count>(totals, share, [](auto a, auto b) ZOO_INLINE { return a + b; });  // exact: less than 2^24
     for (int row = 0; row < Count; ++row) share[row] = 1.0f / share[row] + (head.factor[row] - head.factor[row]);  // NaN of what is not finite
+    const float *const value_scale = head.value_scale;
     product_rows<Count, false>(head.weights, room, round_up(end - begin, kTerms) / kTerms, head.values + begin / kTerms * size, size, size, nullptr,
                         [&](int row, int64_t column, IntVec sums) {
-        store_float(out + row * out_stride + column, (__builtin_convertvector(sums, Vec) * share[row]) * load_float<Vec>(head.value_scale + column));
+        store_float(out + row * out_stride + column, (__builtin_convertvector(sums, Vec) * share[row]) * load_float<Vec>(value_scale + column));
     });
 }
 

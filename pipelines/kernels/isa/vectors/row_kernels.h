@@ -102,8 +102,9 @@ inline void layer_norm_rows(const LayerNorm &norm, const float *x, int64_t x_str
             sums[r.value] = sums[r.value] + deviation * deviation;
         });
     rows([&](auto r) ZOO_INLINE { sums[r.value] = broadcast<Vec16>(1.0f / std::sqrt(reduce_add(sums[r.value]) / count + norm.epsilon)); });
+    const float *const scales = norm.scale, *const biases = norm.bias;  // not read again behind stores of floats, which may change anything
     for (int64_t j = 0; j < stride; j += kLanes) {
-        const Vec16 scale = load_float<Vec16>(norm.scale + j), bias = load_float<Vec16>(norm.bias + j);
+        const Vec16 scale = load_float<Vec16>(scales + j), bias = load_float<Vec16>(biases + j);
         rows([&](auto r) ZOO_INLINE {
             store_float(y + r.value * y_stride + j, ((load_float<Vec16>(x + r.value * x_stride + j) - mean[r.value]) * sums[r.value]) * scale + bias);
         });
