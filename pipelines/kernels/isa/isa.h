@@ -324,6 +324,7 @@ struct Depthwise {
     int64_t channels, groups;    // channels: whole 16
     const int64_t *offsets;      // [4 * groups]
     int64_t x_step, out_step;    // bytes from one output pixel's window to the next, and from pixel to pixel
+    int64_t x_row, out_row;      // the same of rows
     int64_t side;                // 3: of a window whose groups are columns (the fourth tap has weight 0); 5: of one whose groups are the first
                                  // four rows of its columns, those of four columns of the last row, and the last tap; or 0
     const void *packed;          // see ImageKernels::pack_depthwise
@@ -373,7 +374,8 @@ struct ImageKernels {
     int64_t (*depthwise_bytes)(int64_t groups, int64_t channels);
     // weight int8 [4 * groups, channels], bias, scale [channels], channels whole 16 -> packed
     void (*pack_depthwise)(const int8_t *weight, const int32_t *bias, const float *scale, int64_t groups, int64_t channels, void *packed);
-    void (*depthwise)(const Depthwise &, const uint8_t *x, uint8_t *out, int64_t n);
+    // rows x n pixels, x: the first window
+    void (*depthwise)(const Depthwise &, const uint8_t *x, uint8_t *out, int64_t rows, int64_t n);
 
     void (*sum)(const ByteSum &, const uint8_t *a, const uint8_t *b, uint8_t *out, int64_t count);
     // channels, count: whole 16; a gate of pitch 0 is that of all pixels

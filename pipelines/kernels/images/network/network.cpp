@@ -197,11 +197,14 @@ void Network::convolution(int64_t x, int64_t out, const ConvolutionShape &shape,
                 const auto [i, j] = c.tap(static_cast<int64_t>(t));
                 offsets[t] = i < 0 ? offsets[t - 1] : i * dilations[0] * from.row() + j * dilations[1] * from.pitch;
             }
-            const Depthwise layer{round_up(c.outputs, 16), c.tap_groups(), offsets.data(), strides[1] * from.pitch, to.pitch,
-                                  c.side(),                packed,         of};
-            for (int64_t y = begin; y < end; ++y) {
-                isa_.images->depthwise(layer, window(s, y, 0), s.pixel(to, y, 0), width);
-                look_up(s.pixel(to, y, 0), width);
+            const Depthwise layer{round_up(c.outputs, 16),  c.tap_groups(), offsets.data(), strides[1] * from.pitch, to.pitch,
+                                  strides[0] * from.row(), to.row(),       c.side(),       packed,                  of};
+            constexpr int64_t kBytes = 1 << 17;  // of x that stay in L2 while blocks of channels pass over them
+            const int64_t most = std::max<int64_t>(kBytes / layer.x_row, 1);
+            for (int64_t y = begin, rows; y < end; y += rows) {
+                rows = std::min(most, end - y);
+                isa_.images->depthwise(layer, window(s, y, 0), s.pixel(to, y, 0), rows, width);
+                for (int64_t row = y; row < y + rows; ++row) look_up(s.pixel(to, row, 0), width);
             }
         });
         return;

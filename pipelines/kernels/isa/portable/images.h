@@ -59,7 +59,8 @@ void pack_depthwise(const int8_t *weight, const int32_t *bias, const float *scal
     std::memcpy(out + (4 * groups + 4) * channels, scale, static_cast<size_t>(4 * channels));
 }
 
-void depthwise(const Depthwise &d, const uint8_t *x, uint8_t *out, int64_t n) {
+void depthwise(const Depthwise &d, const uint8_t *x, uint8_t *out, int64_t rows, int64_t n) {
+    for (; rows > 1; --rows, x += d.x_row, out += d.out_row) depthwise(d, x, out, 1, n);
     const auto *weight = static_cast<const int8_t *>(d.packed);
     const auto *bias = reinterpret_cast<const int32_t *>(weight + 4 * d.groups * d.channels);
     const auto *scale = reinterpret_cast<const float *>(bias + d.channels);

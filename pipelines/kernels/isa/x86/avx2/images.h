@@ -191,7 +191,8 @@ void pack_depthwise(const int8_t *weight, const int32_t *bias, const float *scal
         }
 }
 
-void depthwise(const Depthwise &d, const uint8_t *x, uint8_t *out, int64_t n) {
+void depthwise(const Depthwise &d, const uint8_t *x, uint8_t *out, int64_t rows, int64_t n) {
+    for (; rows > 1; --rows, x += d.x_row, out += d.out_row) depthwise(d, x, out, 1, n);
     const auto wide = [](const uint8_t *address) { return _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i *>(address))); };
     const auto *block = static_cast<const int16_t *>(d.packed);
     for (int64_t c = 0; c < d.channels; c += 16, block += (4 * d.groups + 4) * 16) {

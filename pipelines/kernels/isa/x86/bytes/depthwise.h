@@ -51,7 +51,7 @@ struct DepthwiseResults {
     }
 };
 
-// A row of n pixels in a block of `Count` channels: segments of it, side by side, fill a vector. They overlap where the pixels do not part evenly.
+// Rows of n pixels in a block of `Count` channels: segments of a row, side by side, fill a vector. They overlap where the pixels do not part evenly.
 template <int Count>
 struct Segments {
     static constexpr int64_t kParts = kChannels / Count;
@@ -68,10 +68,9 @@ struct Segments {
 
 // Windows of any taps.
 template <int Count>
-void any_windows(const Depthwise &d, const int8_t *w, const uint8_t *x, uint8_t *out, const Segments<Count> &segments) {
+void any_windows(const Depthwise &d, const int8_t *w, const DepthwiseResults &results, const uint8_t *x, uint8_t *out, const Segments<Count> &segments) {
     constexpr int64_t kVector = 4 * kInts, kGroup = 4 * kVector;  // bytes
     const int8_t *bias = w + kGroup * d.groups;
-    const DepthwiseResults results(d, bias + kGroup);
     for (int64_t p = 0; p < segments.pixels; ++p, x += d.x_step, out += d.out_step) {
         Ints sums[4];
         unroll<4>([&](auto i) ZOO_INLINE { sums[i.value] = load(bias + kVector * i.value); });
@@ -96,9 +95,8 @@ struct Windows {
     int64_t step;
     Ints kept[kKept ? 3 : 1][4], sums[kBefore + 1][4];  // of the pixel that began last, and of those before it
 
-    ZOO_INLINE inline Windows(const Depthwise &d, const int8_t *w, const uint8_t *x, const Segments<Count> &of)
+    ZOO_INLINE inline Windows(const Depthwise &d, const int8_t *w, const Segments<Count> &of)
         : segments(of), weights(w), bias(w + kGroup * d.groups), step(d.offsets[4] - d.offsets[0]) {
-        unroll<Side>([&](auto i) ZOO_INLINE { rows[i.value] = x + d.offsets[i.value < 4 ? i.value : 20]; });
         if constexpr (kKept)
             unroll<3>([&](auto g) ZOO_INLINE { unroll<4>([&](auto i) ZOO_INLINE { kept[g.value][i.value] = load(w + kGroup * g.value + kVector * i.value); }); });
     }
@@ -133,8 +131,8 @@ struct Windows {
         }
         unroll<Side>([&](auto i) ZOO_INLINE { rows[i.value] += step; });
     }
-    ZOO_INLINE inline void run(const Depthwise &d, uint8_t *out) {
-        const DepthwiseResults results(d, bias + kGroup);
+    ZOO_INLINE inline void run(const Depthwise &d, const DepthwiseResults &results, const uint8_t *x, uint8_t *out) {
+        unroll<Side>([&](auto i) ZOO_INLINE { rows[i.value] = x + d.offsets[i.value < 4 ? i.value : 20]; });
         unroll<kBefore>([&](auto p) ZOO_INLINE { unroll<Stride>([&](auto phase) ZOO_INLINE { column<phase.value, p.value + 1>(step); }); });
         for (int64_t p = 0; p < segments.pixels; ++p, out += d.out_step) {
             const bool begins = p + kBefore < segments.pixels;  // else that pixel is none, and the row ends before its window
@@ -146,30 +144,34 @@ struct Windows {
 };
 
 template <int Side, int Stride, int Count>
-void windows(const Depthwise &d, const int8_t *w, const uint8_t *x, uint8_t *out, const Segments<Count> &segments) {
-    Windows<Side, Stride, Count>(d, w, x, segments).run(d, out);
+void windows(const Depthwise &d, const int8_t *w, const uint8_t *x, uint8_t *out, int64_t rows, const Segments<Count> &segments) {
+    const Segments<Count> own = segments;  // copies, whose elements stores of bytes cannot change
+    const DepthwiseResults results(d, w + 4 * kChannels * (d.groups + 1));
+    Windows<Side, Stride, Count> of(d, w, own);
+    for (int64_t row = 0; row < rows; ++row, x += d.x_row, out += d.out_row) of.run(d, results, x, out);
 }
 
 template <int Count>
-void depthwise_block(const Depthwise &d, const int8_t *w, const uint8_t *x, uint8_t *out, int64_t n) {
+void depthwise_block(const Depthwise &d, const int8_t *w, const uint8_t *x, uint8_t *out, int64_t rows, int64_t n) {
     const Segments<Count> segments(d, n);
     const auto are = [&](int64_t side, int64_t stride) { return d.side == side && d.x_step == stride * (d.offsets[4] - d.offsets[0]); };
-    if (are(3, 1)) return windows<3, 1>(d, w, x, out, segments);
-    if (are(3, 2)) return windows<3, 2>(d, w, x, out, segments);
+    if (are(3, 1)) return windows<3, 1>(d, w, x, out, rows, segments);
+    if (are(3, 2)) return windows<3, 2>(d, w, x, out, rows, segments);
     if constexpr (kInts == 16) {  // sixteen registers do not hold the sums
-        if (are(5, 1)) return windows<5, 1>(d, w, x, out, segments);
-        if (are(5, 2)) return windows<5, 2>(d, w, x, out, segments);
+        if (are(5, 1)) return windows<5, 1>(d, w, x, out, rows, segments);
+        if (are(5, 2)) return windows<5, 2>(d, w, x, out, rows, segments);
     }
-    any_windows(d, w, x, out, segments);
+    const DepthwiseResults results(d, w + 4 * kChannels * (d.groups + 1));
+    for (int64_t row = 0; row < rows; ++row, x += d.x_row, out += d.out_row) any_windows(d, w, results, x, out, segments);
 }
 
-inline void depthwise(const Depthwise &d, const uint8_t *x, uint8_t *out, int64_t n) {
+inline void depthwise(const Depthwise &d, const uint8_t *x, uint8_t *out, int64_t rows, int64_t n) {
     const auto *w = static_cast<const int8_t *>(d.packed);
     for (int64_t c = 0; c < d.channels; c += kChannels, w += 4 * kChannels * (d.groups + 2))
         unroll<kChannels / 16>([&](auto i) {
             constexpr int kCount = 16 * (i.value + 1);
             const int64_t left = d.channels - c;
-            if (left == kCount || (kCount == kChannels && left > kCount)) depthwise_block<kCount>(d, w, x + c, out + c, n);
+            if (left == kCount || (kCount == kChannels && left > kCount)) depthwise_block<kCount>(d, w, x + c, out + c, rows, n);
         });
 }
 
