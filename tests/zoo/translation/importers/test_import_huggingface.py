@@ -83,6 +83,13 @@ class Original:
                 tokens.append(self.targets.ours[row].tolist())
         return tokens, scores, decoded
 
+    def exact_score(self, text, **options):
+        """The score of a text's translation in float64."""
+        self.model.double()
+        (score,) = self.generate([text], **options)[1]
+        self.model.float()
+        return score
+
     def undecided(self, text, found, beam, score):
         """Whether float32 cannot tell a translation from the original's: it is the one that transformers finds in
         float64, or with weights that differ by roundings to float32, or has the same score.
@@ -116,9 +123,12 @@ def originals(tmp_path_factory):
     return original
 
 
+CLOSE = {"atol": 1e-4, "rtol": 5e-5}  # logits are tens: a sum of their logarithms in float32 has an error of its own
+
+
 def close(found, wanted):
-    """Logits of these models are tens: a sum of their logarithms in float32 has an error of its own."""
-    np.testing.assert_allclose(found, wanted, atol=1e-4, rtol=5e-5)
+    """Asserts that scores are equal up to the rounding of float32."""
+    np.testing.assert_allclose(found, wanted, **CLOSE)
 
 
 def compare(original, count, beams, **options):
@@ -139,8 +149,11 @@ def compare(original, count, beams, **options):
         if beam == 1:
             assert len({len(ids) for ids in wanted}) > 1
         else:
-            same = [i for i in range(count) if i not in other]
-            close([best[i].score for i in same], [scores[i] for i in same])
+            far = [i for i in range(count) if i not in other and not np.isclose(best[i].score, scores[i], **CLOSE)]
+            assert len(far) <= count // 100, far
+            for i in far:  # sharpened weights magnify some roundings
+                exact = original.exact_score(texts[i], num_beams=beam, **options)
+                assert abs(best[i].score - exact) < max(CLOSE["atol"], 2 * abs(scores[i] - exact)), i
         if original.kind in ("m2m", "marian languages"):
             continue  # transformers writes the languages into the text there, where a random model has chosen one
         assert [result["translation"] for result in pipeline(texts[:5])] == [
