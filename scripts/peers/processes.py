@@ -332,16 +332,20 @@ class Workers:
         self.live[name] = self.start(name, make, f"{name}.log", **environment)
         return self.ask(name, "open", *arguments)
 
-    def start(self, name: str, make: Callable[[], Any], log: str, **environment: str) -> Worker:
+    def start(
+        self, name: str, make: Callable[[], Any], log: str, core: int | None = None, **environment: str
+    ) -> Worker:
         """Starts the process of an engine, without adding it to `live`.
 
         Args:
             name: Its name.
             make: Makes it.
             log: Name of the file for its output.
+            core: Its core; None: the last.
             **environment: Environment variables.
         """
-        return Worker(make, last_core(), self.logs / log, self.packages.get(name, ""), **environment)
+        core = last_core() if core is None else core
+        return Worker(make, core, self.logs / log, self.packages.get(name, ""), **environment)
 
     def ask(self, name: str, method: str, *arguments: Any) -> Any:
         """See `Worker.ask`; None where it failed."""

@@ -22,7 +22,7 @@ from pipelines.models import npz
 from pipelines.models.pipeline import model_file
 from pipelines.models.record import SAMPLES
 from scripts import synthesize_log
-from scripts.peers import harness
+from scripts.peers import harness, processes
 from scripts.peers.engines import onnx_runtime
 from scripts.peers.recommenders import click_models
 from scripts.peers.recommenders.runs import synthesize
@@ -100,6 +100,7 @@ def shop() -> None:
     report(f"speed-{cpu_slug()}", speed, name)
 
 
+LABELS = ("clicked", "loved")
 COMPILED_FAMILIES = ("dcn-v2", "din", "mmoe")  # one of each kind
 QUALITY = ("samples", "metrics", "difference", "native")  # of an evaluation, in a report
 
@@ -108,8 +109,8 @@ def families() -> None:
     """All families of recommenders on a log with columns of its own, beside their peers, one pinned thread.
 
     Trained on the first three quarters of the log, evaluated on the last, those of several labels on both labels of the
-    log; DeepCTR-Torch where it is installed. Engines that torch compiles are measured with three of the families: they
-    reached .86 of the best peer at most, with all families on three CPUs.
+    log; DeepCTR-Torch where it is installed. Every core trains a family at once. Engines that torch compiles are
+    measured with three of the families: with all families they reached .86 of the best peer at most, on three CPUs.
     """
     source = harness.development_data("data/movielens/train2.csv.gz")
     with tempfile.TemporaryDirectory() as scratch:
@@ -118,31 +119,39 @@ def families() -> None:
         cut = len(lines) * 3 // 4
         first.write_bytes(header + b"".join(lines[:cut]))
         last.write_bytes(header + b"".join(lines[cut:]))
+        left_out: dict[str, str] = {}
+
+        def train(job: str | tuple[str, ...], core: int) -> dict[str, Any]:
+            if isinstance(job, str):
+                return processes.in_process(_trained, job, first, last, Path(scratch) / job, cores={core})
+            with harness.leave_out(f"DeepCTR-Torch for {' and '.join(job)}", left_out):
+                return processes.in_process(click_models.deepctr, first, last, job, cores={core})
+            return {}
+
+        *trained, one, several = processes.on_all_cores(train, (*click_models.KNOWN, LABELS[:1], LABELS))
         models = []
-        labels = {family: ("clicked", "loved") for family in click_models.SEVERAL_LABELS}
-        for family in click_models.KNOWN:
-            folder, start = Path(scratch) / family, time.perf_counter()
-            zoo.train(family, str(first), folder, label=labels.get(family, "clicked"))
-            seconds = time.perf_counter() - start
-            quality = evaluate(folder, last, *(("labels",) if family in labels else ()))
-            kept = {key: quality[key] for key in (*QUALITY, "labels", "next_items") if key in quality}
+        for family, facts in zip(click_models.KNOWN, trained, strict=True):
             left_out_peers = () if family in COMPILED_FAMILIES else click_models.COMPILED
             peers = [name for name in click_models.ENGINES if name not in left_out_peers]
-            timed = click_models.compare(folder, peers=peers, rounds=ROUNDS)
-            models.append({**timed, "model": family, "quality": kept, "training_seconds": round(seconds, 1)})
-        deepctr: dict[str, Any] = {}
-        left_out: dict[str, str] = {}
-        for predicted in (("clicked",), ("clicked", "loved")):
-            with harness.leave_out(f"DeepCTR-Torch for {' and '.join(predicted)}", left_out):
-                deepctr |= click_models.deepctr(first, last, predicted)
+            models.append({**click_models.compare(Path(scratch) / family, peers=peers, rounds=ROUNDS), **facts})
         figures = {
             "data": f"the last {len(lines) - cut:,} of {len(lines):,} rows of {source.parent.name}",
             "models": models,
-            "deepctr": deepctr,
+            "deepctr": one | several,
             "left_out": left_out,
             "environment": harness.environment(*click_models.PACKAGES, rounds=ROUNDS),
         }
     written(peers_report("click-models"), figures)
+
+
+def _trained(family: str, first: Path, last: Path, folder: Path) -> dict[str, Any]:
+    """Trains a family into `folder`; returns its fields of the report."""
+    several, start = family in click_models.SEVERAL_LABELS, time.perf_counter()
+    zoo.train(family, str(first), folder, label=LABELS if several else LABELS[0])
+    seconds = time.perf_counter() - start
+    quality = evaluate(folder, last, *(("labels",) if several else ()))
+    kept = {key: quality[key] for key in (*QUALITY, "labels", "next_items") if key in quality}
+    return {"model": family, "quality": kept, "training_seconds": round(seconds, 1)}
 
 
 DAYS, NEW_EACH_DAY, DAY_ROWS, JUDGED_ROWS = 4, (100, 75), 6000, 8000  # days; users and items new on each of them
@@ -163,14 +172,18 @@ def new_ids() -> None:
         ids = [np.array([int(text[1:]) for text in table[name].to_pylist()]) for name in ("user_id", "item_id")]
         new = np.any([column >= (DAYS - 1) * count for column, count in zip(ids, NEW_EACH_DAY, strict=True)], axis=0)
         labels = table["clicked"].to_numpy().astype(np.float32)
-        for family in ("deepfm", "dcn-v2"):
+        jobs = [(family, seed) for family in ("deepfm", "dcn-v2") for seed in range(SEEDS)]
+
+        def train(job: tuple[str, int], core: int) -> dict[str, Any]:
+            place = work / "-".join(map(str, job))
+            return processes.in_process(_daily_scores, place, *job, days, table.to_pylist(), cores={core})
+
+        scored = dict(zip(jobs, processes.on_all_cores(train, jobs), strict=True))
+        for family in dict.fromkeys(family for family, _ in jobs):
             auc: dict[str, list[float]] = {}
             auc_new: dict[str, list[float]] = {}
             for seed in range(SEEDS):
-                folders = _daily_trainings(work / f"{family}-{seed}", family, days, {"seed": str(seed)})
-                for way, folder in folders.items():
-                    rows = table.to_pylist()
-                    scores = np.array([result["probability"] for result in zoo.pipeline(folder, "fp32")(rows)])
+                for way, scores in scored[family, seed].items():
                     auc.setdefault(way, []).append(click_metrics(labels, scores)["auc"])
                     auc_new.setdefault(way, []).append(click_metrics(labels[new], scores[new])["auc"])
             models.append({"model": family, "auc": auc, "auc_new": auc_new})
@@ -191,6 +204,15 @@ def _day(path: Path, days: int, count: int, seed: int) -> Path:
     times = pc.add(log["timestamp"], seed * 10**6)  # a later day
     pyarrow.csv.write_csv(log.set_column(log.schema.get_field_index("timestamp"), "timestamp", times), path)
     return path
+
+
+def _daily_scores(work: Path, family: str, seed: int, days: list[Path], rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the probabilities of rows by each way of training."""
+    folders = _daily_trainings(work, family, days, {"seed": str(seed)})
+    return {
+        way: np.array([result["probability"] for result in zoo.pipeline(folder, "fp32")(rows)])
+        for way, folder in folders.items()
+    }
 
 
 def _daily_trainings(work: Path, family: str, days: list[Path], settings: dict[str, str]) -> dict[str, Path]:
@@ -230,8 +252,8 @@ def stream() -> None:
 
 
 def training() -> None:
-    """An epoch over 2,000,000 synthetic rows, one thread: rows/s, peak memory."""
-    count = 2_000_000
+    """An epoch over 1,000,000 synthetic rows, one thread: rows/s, peak memory."""
+    count = 1_000_000
     with tempfile.TemporaryDirectory() as scratch:
         source, folder = Path(scratch) / "rows.tsv", Path(scratch) / "model"
         synthesize("criteo", source, count, "--seed", 1)

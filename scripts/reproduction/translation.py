@@ -51,7 +51,7 @@ def translation() -> None:
     models = ["small", *(name for name in translators() if not teacher_of(name))]
     ctranslate2 = "ctranslate2-int8,ctranslate2-default,ctranslate2-fp32"
     peers = f"zoo-native,zoo-int8,zoo-fp32,{ctranslate2},openvino-int8,torch-fp32"
-    measure_together("translation", ",".join(models), "--peers", peers)
+    measure_together("translation", ",".join(models), "--peers", peers, "--sentences", "500")
 
 
 def imported() -> None:

@@ -91,6 +91,8 @@ def exported() -> None:
     """Vision transformers, convolutional networks and detectors as users export them, beside the peers' quantizers."""
     photos = harness.development_data(PHOTOS)
     settings = "zoo,onnxruntime-static,onnxruntime-dynamic,nncf-default,nncf-transformer"
+    opened = "convnext-tiny-shaped,deit-tiny-shaped,mobilenet-v3-large-shaped,yolov8n-shaped"
     with tempfile.TemporaryDirectory() as scratch:
         subprocess.run([sys.executable, PEERS, "exported", scratch, "--photos", photos], check=True)
-        measure_together("exported", scratch, "--settings", settings, comparison="own-models")
+        arguments = scratch, "--settings", settings, "--opened", opened
+        measure_together("exported", *arguments, comparison="own-models")

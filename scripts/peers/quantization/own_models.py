@@ -11,8 +11,8 @@ quantizes a model at once. Then all files of a model are timed on test samples i
 and one core; files with a native form also in this project's native kernels. OpenVINO gets the shapes of the batch, as
 static shapes are faster. "openvino" computes float operators in float32; "openvino-default" computes them in bfloat16
 on CPUs that have it, as OpenVINO does by default. --batch lists the batch sizes; files that fix another size are timed
-at these sizes in OpenVINO alone. Each engine also opens the float file and the one of "zoo" in new processes, see
-`opening`. A setting that fails is left out, with its error. Needs the `peers` extra.
+at these sizes in OpenVINO alone. Of the models of --opened, each engine also opens the float file and the one of
+"zoo" in new processes, see `opening`. A setting that fails is left out, with its error. Needs the `peers` extra.
 """
 
 from __future__ import annotations
@@ -236,7 +236,9 @@ def quantized(
     return Quantized(name, len(work.batches()), tested, {"fp32": original} | paths, results, left_out)
 
 
-def compare(model: Quantized, rounds: int, folder: Path, sizes: Sequence[int] = (1,)) -> dict[str, Any]:
+def compare(
+    model: Quantized, rounds: int, folder: Path, sizes: Sequence[int] = (1,), *, opened: bool = False
+) -> dict[str, Any]:
     """Returns all measurements of one model.
 
     Args:
@@ -244,6 +246,7 @@ def compare(model: Quantized, rounds: int, folder: Path, sizes: Sequence[int] = 
         rounds: Turns of each engine, 0: no timing.
         folder: Folder for scratch files.
         sizes: Sizes of the batches that are timed.
+        opened: Whether the opening of files is measured.
     """
     core = {processes.last_core()}
 
@@ -255,8 +258,8 @@ def compare(model: Quantized, rounds: int, folder: Path, sizes: Sequence[int] = 
         return harness.medians(times)
 
     times = [timed(size) if rounds else {} for size in sizes]
-    opened_files = {name: path for name, path in model.files.items() if name in ("fp32", "zoo")}
-    opened = opening.costs(opened_files, settings.engines_of(), model.tested[0], folder) if rounds else {}
+    files = {name: path for name, path in model.files.items() if name in ("fp32", "zoo")}
+    openings = opening.costs(files, settings.engines_of(), model.tested[0], folder) if opened else {}
     return {
         "model": model.name,
         "samples": {"calibration": model.calibrated, "test": len(model.tested)},
@@ -265,7 +268,7 @@ def compare(model: Quantized, rounds: int, folder: Path, sizes: Sequence[int] = 
         "batch": sizes[0],
         "milliseconds": times[0],
         "larger": {str(size): figures for size, figures in zip(sizes[1:], times[1:], strict=True)},
-        "opening": opened,
+        "opening": openings,
     }
 
 
@@ -344,6 +347,7 @@ def options(parser: harness.Parser) -> None:
     parser.names("--settings", "setting", SETTINGS)
     parser.numbers("--batch", "1", "numbers of samples of the timed batches")
     parser.count("--rounds", 9, "turns of each engine, 0: no timing", least=0)
+    parser.add_argument("--opened", default="", metavar="MODEL,...", help="models whose opening is measured")
     parser.work()
 
 
@@ -355,6 +359,7 @@ def measure(args: Any) -> dict[str, Any]:
             f"found no NAME.onnx beside a NAME.calib.npz in {args.folder}; name a folder that holds them"
         )
     names = harness.split_names("model", args.models or ",".join(choices), choices)
+    opened = harness.split_names("model", args.opened, names) if args.opened else []
     facts = harness.environment(*PACKAGES, rounds=args.rounds)
     steps = len(names) * len(args.settings)
     with harness.folder(args.work) as folder, progress("comparing", steps) as advance:
@@ -363,7 +368,7 @@ def measure(args: Any) -> dict[str, Any]:
             return quantized(name, args.folder, args.settings, folder, core, advance)
 
         def measured(model: Quantized) -> dict[str, Any]:
-            return compare(model, args.rounds, folder, args.batch)
+            return compare(model, args.rounds, folder, args.batch, opened=model.name in opened)
 
         models = processes.on_all_cores(quantize, names)
         return harness.gather("models", models, measured, args.output, facts)

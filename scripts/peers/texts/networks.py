@@ -34,7 +34,7 @@ import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -200,19 +200,39 @@ def time_long(workers: Mapping[str, processes.Worker], texts: Sequence[str], rou
     return results, reasons
 
 
-def measure_network(case: tuple[str, str, str], args: Any, work: Path, advance: harness.Advance) -> dict[str, Any]:
-    """Returns {"shape", "size", "task", "engines", "loads": [{"load", "results", "unable"}], "left_out"}."""
-    shape, size, task = case
-    place = work / "-".join((*case, str(args.layers)))
-    folder, rng = place / "network", np.random.default_rng(1)
-    shapes.write(folder, shape, size, task, args.layers)
+class Network(NamedTuple):
+    """A network, the folder of its files, what makes its engines, and the texts whose results are compared."""
+
+    case: tuple[str, str, str]  # shape, size, task
+    place: Path
+    makers: dict[str, Callable[[], Way]]
+    compared: list[str]
+    left_out: dict[str, str]
+
+
+def built(case: tuple[str, str, str], args: Any, work: Path, core: int) -> Network:
+    """Writes a network and the files of its engines, on one core."""
+    place, rng = work / "-".join((*case, str(args.layers))), np.random.default_rng(1)
+    folder = place / "network"
+    processes.in_process(shapes.write, folder, *case, args.layers, cores={core})
     texts = [shapes.text(rng, int(count)) for count in rng.integers(5, 128, CALIBRATED + COMPARED)]
     names = [
-        name for name in dict.fromkeys((*NEEDED, *args.engines)) if task == "embed" or name not in encoders.TEXT_ONLY
+        name
+        for name in dict.fromkeys((*NEEDED, *args.engines))
+        if case[-1] == "embed" or name not in encoders.TEXT_ONLY
     ]
+    makers = {name: functools.partial(timed, name, folder, place, texts[:CALIBRATED]) for name in names}
     with processes.Workers(place, args.packages) as workers:
-        makers = {name: functools.partial(timed, name, folder, place, texts[:CALIBRATED]) for name in names}
-        engines = runs.open_ways(makers, texts[CALIBRATED:], place, workers)
+        runs.build_ways(makers, place, workers, core)
+    return Network(case, place, makers, texts[CALIBRATED:], workers.left_out)
+
+
+def measure_network(network: Network, args: Any, advance: harness.Advance) -> dict[str, Any]:
+    """Returns {"shape", "size", "task", "engines", "loads": [{"load", "results", "unable"}], "left_out"}."""
+    shape, size, task = network.case
+    with processes.Workers(network.place, args.packages) as workers:
+        workers.left_out |= network.left_out
+        engines = runs.open_ways(network.makers, network.compared, network.place, workers)
         loads: list[dict[str, Any]] = []
         for name, inputs in text_loads().items():
             unable: dict[str, str] = {}
@@ -267,7 +287,8 @@ def measure(args: Any) -> dict[str, Any]:
     others = {name: harness.versions(*PACKAGES, folder=folder) for name, folder in args.packages.items()}
     environment = machine.environment(threads=1, packages=harness.versions(*PACKAGES), packages_of=others)
     with harness.folder(args.work) as work, progress("comparing", 5 * len(cases)) as advance:
+        networks = processes.on_all_cores(lambda case, core: built(case, args, work, core), cases)
         report = harness.gather(
-            "networks", cases, lambda case: measure_network(case, args, work, advance), args.output, environment
+            "networks", networks, lambda network: measure_network(network, args, advance), args.output, environment
         )
     return report | {"layers": args.layers}
