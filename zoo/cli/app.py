@@ -6,6 +6,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
@@ -42,6 +43,15 @@ TOPICS: dict[str, tuple[click.Command, ...]] = {
 
 class CommandGroup(click.Group):
     """Command group whose help lists the commands by topic, with untruncated descriptions."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """See `click.Group.invoke`; click ends an interrupted line also where stderr is no terminal."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            if sys.stderr.isatty():
+                click.echo(err=True)
+            raise click.Abort from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """See `click.Group.format_commands`."""

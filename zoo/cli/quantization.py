@@ -239,7 +239,7 @@ def tune(
             rows.append([trial["name"], *figures, "kept" if trial["best"] else trial.get("error", "")])
         table(["recipe", f"{report['metric']} drop", "SQNR dB", "ms", ""], rows)
         click.echo(
-            f"{report['path']} in {report['engine']}; fp32 {report['fp32_ms']:.3f} ms in {report['fp32_engine']}; "
+            f"{report['path']} in {report['engine']}; float {report['fp32_ms']:.3f} ms in {report['fp32_engine']}; "
             f"stopped: {report['stopped']}"
         )
 

@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from pipelines.core.errors import RequestError
 from pipelines.core.progress import progress
 from pipelines.data.text_files import STDIN, read_lines
+from pipelines.data.tokenization import MAX_TOKEN_CHARACTERS
 from pipelines.models.line_pipeline import benchmark_samples
 from zoo.translation.alignment.results import line_results
 from zoo.translation.data.characters import clean_characters
-from zoo.translation.data.line_splitting import MAX_TOKEN_CHARACTERS, UNKNOWN_SCRIPT, LineSplitter
+from zoo.translation.data.line_splitting import UNKNOWN_SCRIPT, LineSplitter
 from zoo.translation.data.lines import EXAMPLES, Line, Translation, translation_writer
 from zoo.translation.data.markup import Markup, read_markup
 from zoo.translation.data.parallel_text import decoder_samples

@@ -14,16 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.core.errors import Panic, RequestError, catch_panics, one_line, requires
+from pipelines.data.tokenization import MAX_TOKEN_CHARACTERS, TRIAL
 from zoo.texts.models.config import IDS, MASK, TYPES
 
 FILE = "tokenizer.json"
-# Characters of a text that are looked at, for each token of the limit; more if they gave fewer tokens than the limit.
-MAX_TOKEN_CHARACTERS = 100
-FACTORS = (1, 8, 40)
+FACTORS = (1, 8, 40)  # of the characters that are looked at: more if they gave fewer tokens than the limit
 MIN_COVERAGE = 0.97  # share of the embedding's rows with a token: some are padded to a round number
 SPARE = 128  # rows without a token in any case
 SHORT_ROWS, SHORT_LENGTHS = 8, (2, 3, 4, 8)  # of calibration: every eighth row has the attention of a short text
-TRIAL = "A text: é ½ ﬁ １ 漢字 🙂"  # tokenized when a tokenizer is opened
 Ints = NDArray[np.int32]
 
 

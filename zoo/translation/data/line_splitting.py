@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.core.errors import RequestError
+from pipelines.data.tokenization import MAX_TOKEN_CHARACTERS
 from zoo.translation.data.characters import clean_characters
 from zoo.translation.data.known_text import FORMAT
 from zoo.translation.data.lines import Line, Piece
@@ -20,8 +21,7 @@ from zoo.translation.data.sentence_splitting import split_sentences
 from zoo.translation.data.tokens import UNKNOWN, Tokens
 
 UNKNOWN_SCRIPT = "is in a script or language that the model does not know"
-MAX_TOKEN_CHARACTERS = 100  # a text with more characters, times the maximum number of tokens, is cut before encoding
-CUT_CHARACTERS = 4  # characters per token of such a text
+CUT_CHARACTERS = 4  # characters per token of a text with more than `MAX_TOKEN_CHARACTERS`, which is cut before encoding
 MAX_WORD = 100  # a longer word of ASCII in a sentence that is too long is an address or data, which is copied
 SHOWN = 40  # characters of a copied text that are shown
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.core.errors import RequestError, catch_panics, one_line, requires
+from pipelines.data.tokenization import TRIAL
 
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
 
 WORD_END = "</w>"  # ends pieces that end a word, in byte pairs within words
-TRIAL = "A text: é ½ ﬁ １ 漢字 🙂"  # tokenized when a tokenizer is opened
 
 
 def open_sentencepiece(content: bytes, name: str | Path) -> SentencePieceProcessor:

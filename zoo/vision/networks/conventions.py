@@ -56,6 +56,7 @@ VECTORS = (
 SELECTED = 1000  # boxes of networks that select them, at most
 METADATA_TASKS = {"detect": DETECT, "segment": SEGMENT, "semantic": SEGMENT, "classify": CLASSIFY}  # of Ultralytics
 QUANTIZED = frozenset(("QuantizeLinear", "QLinearConv", "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear"))
+LAYERS = frozenset(("Conv", "ConvTranspose", "Gemm", "MatMul"))
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Signature:
         metadata: Its `metadata_props`.
         last: Last operator before each output that is none of `PASSING`.
         undecoded: Outputs between which and the convolutions nothing is multiplied: raw maps of a detector.
-        quantized: Whether operators compute in int8.
+        precision: "int8" where operators compute in int8, "fp16" where layers have float16 weights, else "fp32".
     """
 
     path: Path
@@ -78,7 +79,7 @@ class Signature:
     metadata: Mapping[str, str]
     last: Mapping[str, str]
     undecoded: frozenset[str]
-    quantized: bool
+    precision: str
 
     @property
     def image(self) -> str:
@@ -168,8 +169,17 @@ def read_signature(path: Path) -> Signature:
         {entry.key: entry.value for entry in proto.metadata_props},
         {name: _last(name, producers) for name in outputs},
         frozenset(name for name in outputs if _is_undecoded(name, producers)),
-        any(node.op_type in QUANTIZED for node in graph.node),
+        _precision(graph),
     )
+
+
+def _precision(graph: onnx.GraphProto) -> str:
+    """See `Signature`."""
+    if any(node.op_type in QUANTIZED for node in graph.node):
+        return "int8"
+    half = {tensor.name for tensor in graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT16}
+    layers = (node for node in graph.node if node.op_type in LAYERS)
+    return "fp16" if any(half.intersection(node.input) for node in layers) else "fp32"
 
 
 def _port(value: onnx.ValueInfoProto) -> Port | None:

@@ -68,11 +68,14 @@ class NetworkPipeline(ImagePipeline):
         batch_size: int | None = None, **options: Any,
     ) -> None:  # fmt: skip
         self.signature = folder.signature
-        if precision != BF16:  # the file as it is
-            precision = "int8" if self.signature.quantized else "fp32"
+        own = precision != BF16  # the file as it is
+        if own:
+            precision = "int8" if self.signature.precision == "int8" else "fp32"
         super(ImagePipeline, self).__init__(
             folder, precision, engine, threads, self.signature.most or batch_size, **options
         )
+        if own:
+            self.precision = self.signature.precision
         self.smallest, self._names, self._taken = 0, [], set[str]()
         self.transform = folder.transform
         self.task, self.head = self._recognized()

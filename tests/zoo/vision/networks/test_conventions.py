@@ -4,11 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from helpers.exported_networks import constant_network, ultralytics
 
 import zoo
 from pipelines.core.errors import RequestError
+from zoo.vision.networks.conventions import read_signature
 from zoo.vision.networks.pipeline import NetworkPipeline
 
 ANCHORS = 84  # of 64 x 64 pixels
@@ -268,3 +270,11 @@ def test_ultralytics_classifiers_are_cropped(tmp_path: Path) -> None:
         constant_network(tmp_path / "v5.onnx", scores, {"stride": 32, "names": ["cat", "dog"]}), task="classify"
     )
     assert v5.transform.fit == "crop" and v5.transform.mean[0] == 0.485
+
+
+@pytest.mark.parametrize(("kind", "precision"), [("float", "fp32"), ("float16", "fp16")])
+def test_layers_with_float16_weights_are_named(tmp_path: Path, kind: str, precision: str) -> None:
+    text = f"""<ir_version: 8, opset_import: ["" : 17]> net ({kind}[n,2] x) => ({kind}[n,2] y)
+        <{kind}[2,2] w = {{1, 0, 0, 1}}> {{ y = MatMul(x, w) }}"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "net.onnx")
+    assert read_signature(tmp_path / "net.onnx").precision == precision
