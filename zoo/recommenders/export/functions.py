@@ -121,6 +121,14 @@ def _joined(writer: Writer, kind: str, inputs: list[Any], options: dict[str, Any
     return writer.add("Concat", parts, path, axis=axis)
 
 
+def _columns(writer: Writer, kind: str, inputs: list[Any], options: dict[str, Any], path: str) -> ir.Value | None:
+    """Elements of the second axis by constant numbers: x[:, [0, 0, 1]]."""
+    match inputs:
+        case [ir.Value() as x, (every, [*numbers])] if every == slice(None) and all(type(n) is int for n in numbers):
+            return writer.add("Gather", [x, _numbers(writer, numbers)], path, axis=1)
+    return None
+
+
 RULES: tuple[tuple[Sequence[str] | Mapping[str, str], Callable[..., ir.Value | None]], ...] = (
     (ARITHMETIC, _arithmetic),
     (OF_ONE, _of_one),
@@ -130,4 +138,5 @@ RULES: tuple[tuple[Sequence[str] | Mapping[str, str], Callable[..., ir.Value | N
     (SHAPES, _axis),
     (("permute",), _permute),
     (("cat", "stack"), _joined),
+    (("getitem",), _columns),
 )

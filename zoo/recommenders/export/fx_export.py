@@ -7,9 +7,10 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
-from pipelines.core.errors import RequestError
+from pipelines.core.errors import RequestError, one_line
 from pipelines.graph.infer import infer_shapes
 from zoo.recommenders.data.features import Features
 from zoo.recommenders.export import functions, sequence_parts
@@ -114,6 +115,14 @@ def export(model: nn.Module, features: Features, steps: fx.Graph | None = None) 
             node.meta[TENSOR] = value.name
     exported = ir.Model(graph, ir_version=9)
     infer_shapes(exported)
+    if any(node.op_type == "Gemm" and node.outputs[0].shape is None for node in graph):
+        try:
+            onnx.shape_inference.infer_shapes(ir.to_proto(exported), strict_mode=True)
+        except onnx.shape_inference.InferenceError as error:
+            raise RequestError(
+                f"the exported network has no shapes ({one_line(error)}); layers of torch.nn take [n, width]: "
+                "SplitFields and JoinFields of models/field_layers.py make rows of the vectors of fields"
+            ) from error
     return exported
 
 

@@ -19,6 +19,7 @@ CALLS = {
     "reduced": lambda x: x.sum(1, keepdim=True) + x.mean(dim=-1, keepdim=True) + torch.sum(x, 1).unsqueeze(1),
     "shapes": lambda x: x.reshape(-1, 2, 4).permute(0, 2, 1).flatten(1) + x.view((-1, 8)).unsqueeze(2).squeeze(2),
     "products": lambda x: (x.reshape(-1, 2, 4) @ x.reshape(-1, 4, 2)).softmax(dim=-1).flatten(1),
+    "columns": lambda x: (x.reshape(-1, 2, 4)[:, [0, 0, 1]] * x.reshape(-1, 2, 4)[:, [1, 0, 1]]).flatten(1),
     "joined": lambda x: torch.stack([x, x * 2.0], dim=1).sum(1) + torch.cat([x, x], 1).reshape(-1, 2, 8).sum(1),
 }
 
@@ -73,3 +74,12 @@ def test_functions_without_a_rule_are_named(call, said):
 
     with pytest.raises(RequestError, match=said):
         export(network(call), FEATURES)
+
+
+def test_a_layer_of_torch_takes_no_vectors_of_fields():
+    from zoo.recommenders.export.fx_export import export
+
+    model = network(lambda x: model.layer(x.reshape(-1, 2, 4)).flatten(1))
+    model.layer = torch.nn.Linear(4, 4)
+    with pytest.raises(RequestError, match=r"has no shapes \(.*rank 3.*\); .*SplitFields and JoinFields"):
+        export(model, FEATURES)
