@@ -18,6 +18,7 @@ PEERS = Path(__file__).resolve().parent / "peers" / "reports"
 WIDTH, LEFT, BAR, ROW, HEAD = 480, 12, 15, 68, 34
 KEYS = ("results", "ratios")
 LONGEST = 240  # of a bar; its figures stand behind it
+LEGEND = {"z": "int8-zoo", "o": "fastest peer"}
 STYLE = """text{font:13px system-ui,sans-serif;fill:#1f2328}.t{font-weight:600}.p{fill:#59636e}
 .z{fill:#0969da}.o{fill:#c2c9d1}.b{fill:#fff}
 @media (prefers-color-scheme:dark){text{fill:#f0f6fc}.p{fill:#9198a1}
@@ -115,9 +116,13 @@ def loads() -> list[Load]:
 
 def svg(loads: list[Load]) -> str:
     """Returns the chart: a part per CPU, in the order of their names; the bars of a row share a scale, by `times`."""
-    parts, y = [], 0
+    parts, x, y = [], LEFT, BAR + 10
+    for kind, words in LEGEND.items():
+        parts.append(_bar(kind, x, 8, BAR))
+        parts.append(_text(x + BAR + 6, 5 + BAR, words))
+        x += BAR + 100
     for cpu in sorted({load.cpu for load in loads}):
-        parts.append(_text(LEFT, y + 22, f"{cpu}, one core: int8-zoo, fastest peer", "t"))
+        parts.append(_text(LEFT, y + 22, f"{cpu}, one core", "t"))
         y += HEAD
         for row in (one for one in loads if one.cpu == cpu):
             parts.append(_text(LEFT, y + 13, row.task))
@@ -127,7 +132,7 @@ def svg(loads: list[Load]) -> str:
                 ("z", y + 20, ours, f"{row.times:.2f}x, {row.ours:,.0f} {row.unit}/s"),
                 ("o", y + 20 + BAR + 2, theirs, f"{row.peer}, {row.theirs:,.0f}"),
             ):
-                parts.append(f'<rect class="{kind}" x="{LEFT}" y="{top}" width="{length}" height="{BAR}" rx="2"/>')
+                parts.append(_bar(kind, LEFT, top, length))
                 parts.append(_text(LEFT + length + 6, top + BAR - 3, words, "t" if kind == "z" else "p"))
             y += ROW
     size = f'viewBox="0 0 {WIDTH} {y}" width="{WIDTH}" height="{y}"'
@@ -137,6 +142,10 @@ def svg(loads: list[Load]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">\n<title>{escape(words)}</title>\n'
         f'<style>{STYLE}</style>\n<rect class="b" width="{WIDTH}" height="{y}" rx="6"/>\n{body}\n</svg>\n'
     )
+
+
+def _bar(kind: str, x: int, y: int, length: int) -> str:
+    return f'<rect class="{kind}" x="{x}" y="{y}" width="{length}" height="{BAR}" rx="2"/>'
 
 
 def _text(x: int, y: int, words: str, kind: str = "") -> str:
