@@ -460,8 +460,6 @@ def plan(
     require_installed(*names)
     if is_file(model):
         path = Path(model)
-        if path.suffix == ".plan":
-            raise RequestError(f"found the plan {path}, expected a model; to time again, run: zoo plan MODEL -o {path}")
         target = Path(output) if output is not None else path.with_suffix(".plan")
         require_distinct(target, model, data, preprocess)
         batches = examples_of(io.load(path), data, batch_sizes or (1,), preprocess, path)

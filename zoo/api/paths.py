@@ -157,6 +157,8 @@ def require_distinct(output: Model | None, *inputs: Any) -> None:
         return
     for source in inputs:
         if isinstance(source, str | os.PathLike) and _same(source, output):
+            if str(output).endswith(".plan"):
+                raise RequestError(f"found the plan {source}, expected a model; run: zoo plan MODEL -o {source}")
             raise RequestError(f"the output {output} would replace the input {source}; choose another output path")
     files.require_place(output)
 

@@ -108,9 +108,9 @@ def correct_layers(
 ) -> tuple[ir.Model, CorrectionReport]:
     """Applies GPTQ and bias correction to an int8 model; scales do not change.
 
-    Samples and values that later layers read are held in memory up to a limit (`layerwise.HELD`), and further ones are
-    stored on disk; beside them memory holds a few samples of one layer and the Gram matrix of its inputs. Linear
-    algebra runs in one thread, so that the result does not depend on their number.
+    Samples and values that later layers read are held in memory up to a limit (`layerwise.HELD`), beyond it on disk.
+    Memory also holds a few samples of one layer and the Gram matrix of its inputs. Linear algebra runs in one thread,
+    so that the result does not depend on their number.
 
     Args:
         float_model: Float model that was quantized; its layers are matched by name.

@@ -109,7 +109,7 @@ def _size(layer: ir.Node) -> int:
 
 
 def _is_open(node: ir.Node) -> bool:
-    """Whether an operator reads nothing but columns of the graph's inputs."""
+    """Whether an operator reads only columns of the graph's inputs."""
     waiting = [node.inputs[0]]
     while waiting:
         value = waiting.pop()

@@ -20,7 +20,7 @@ Splits = dict[str, tuple[int, ...]]  # {value: channels of which copies are appe
 
 
 def splittable(graph: ir.Graph) -> dict[ir.Value, tuple[list[ir.Node], list[ir.Node], dict[ir.Value, None]]]:
-    """Finds activations whose channels can be repeated: elementwise functions of linear layers that nothing else reads.
+    """Finds activations whose channels can be repeated: elementwise functions of linear layers without other readers.
 
     Args:
         graph: Float graph.

@@ -22,8 +22,9 @@ BASES = {5: 3, 3: 5, 2: 15}  # digits in a byte: their base; the digits are odd 
 def encode_rounding(changes: NDArray[np.int8]) -> str:
     """Encodes differences from rounding to nearest as text (zlib, base64).
 
-    Five differences of 0, 1 and -1 are a byte, as digits of base 3, so that Huffman codes come near their entropy; of
-    greater ones three or two. They have no order, so that a search for repeats gains nothing.
+    Five differences of 0, 1 and -1 are packed into a byte, as digits of base 3, so that Huffman codes come near their
+    entropy; of larger differences a byte holds three or two. They have no order, so that a search for repeats gains
+    nothing.
 
     Args:
         changes: Differences, int8, the shape of the weights.

@@ -165,8 +165,8 @@ class Evaluation:
     def best_ranges(self, groups: list[Group], chance: float = CHANCE) -> CalibrationTable:
         """Selects the table of the best ranges; no range was fitted to the outputs.
 
-        Unless the work is thorough, candidates behind by more than `CLOSE` on a quarter of the samples are left out
-        there, and so are all but the first tables of all groups but the best.
+        Unless the effort is thorough, candidates behind by more than `CLOSE` on a quarter of the samples are dropped,
+        and of all groups but the best only the first table is kept.
 
         Args:
             groups: Candidates, variants of the same ranges together.

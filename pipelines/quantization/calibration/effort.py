@@ -35,8 +35,7 @@ class Effort:
             held-out ones.
         corrected: Maximum number of samples of the corrections; None: all but the held-out ones; 0: biases alone
             are corrected, from mean inputs (`mean_bias`).
-        positions: Maximum number of positions per channel of the corrections, see `correct_layers`; None: all that it
-            takes by itself.
+        positions: Maximum number of positions per channel of the corrections; None: the default of `correct_layers`.
         thorough: Evaluate every candidate on all samples, each operator computed as the graph states it. Otherwise
             candidates are evaluated on a part until they are close, in onnxruntime's optimized graphs.
     """

@@ -2,8 +2,8 @@
 
 HardSwish(x) is 0 below -3, SiLU(x) nearly 0 below -8, and a Sigmoid is flat at both ends: quantization steps there are
 wasted. An end of the range moves inward while the function changes by less than `TOLERANCE` steps of its result. The
-least squared error behind the function would move the end further, but the clipped values then all err to one side,
-which costs more than it wins (PP-LCNet: 3 dB).
+least squared error behind the function would move the end further, but the errors of clipped values then have one sign,
+which costs more than it gains (PP-LCNet: 3 dB).
 """
 
 from __future__ import annotations

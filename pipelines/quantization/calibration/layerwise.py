@@ -123,7 +123,7 @@ def drawn(model: ir.Model, samples: Iterable[Batch], count: int | None, max_samp
     Args:
         model: Float model.
         samples: Batches, iterated several times.
-        count: Number of samples; None: unknown, nothing is left out.
+        count: Number of samples; None: unknown, no sample is left out.
         max_samples: Maximum number of samples; None: all.
 
     Returns:
@@ -274,7 +274,7 @@ class LayerwiseRun:
         return (arrays[0] for arrays in self._run(self._cone(producer)[0], [value]))
 
     def ahead(self, values: Sequence[ir.Value]) -> Iterator[list[Array]]:
-        """Yields values chunk by chunk, also if layers upstream are not computed yet: they are run as they are so far.
+        """Yields values chunk by chunk; layers upstream that are not computed yet are run with their present weights.
 
         Args:
             values: Values of the model.

@@ -1,6 +1,6 @@
 """Workarounds for faults and gaps of engines: everything that the quantizer does for a single engine.
 
-Every function either rewrites a graph to an equal one or answers a question about it. `QUIRKS` lists all workarounds,
+Every function rewrites a graph to an equivalent one, or returns a property of a graph. `QUIRKS` lists all workarounds,
 also those in the modules of an engine, with the engine, the version where the fault was last seen, the test that fails
 without the workaround, and the condition to remove it.
 """

@@ -142,7 +142,7 @@ def _is_weight(value: ir.Value | None) -> bool:
 def _quantize(
     inserter: QdqInserter, node: ir.Node, index: int, axis: int | None, stored: dict[tuple[int, int | None], ir.Value]
 ) -> None:
-    """Feed input `index` of `node` from int8 constants of the main graph, which its subgraphs see."""
+    """Feeds input `index` of `node` from int8 constants of the main graph, which subgraphs can read."""
     value = node.inputs[index]
     assert value is not None
     if (id(value), axis) not in stored:
@@ -198,7 +198,7 @@ def _block(columns: int) -> int:
 
 
 def _drop_unread(graph: ir.Graph) -> None:
-    """Remove float weights that nothing reads any more, from the main graph and the bodies."""
+    """Removes float weights without readers from the main graph and the bodies."""
     bodies = {id(node.graph): node.graph for _, node in subgraph_nodes(graph)}
     for scope in (graph, *bodies.values()):
         for name, value in list(scope.initializers.items()):  # type: ignore[union-attr]

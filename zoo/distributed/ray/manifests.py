@@ -1,9 +1,9 @@
 """Configurations of Ray clusters: for the cluster launcher (`ray up`) and for KubeRay.
 
 The launcher supports AWS, Google Cloud, Azure and existing machines. The files have no credentials: the launcher uses
-those of the cloud's tools, KubeRay those of kubectl. The dashboard, which accepts jobs, listens on the loopback address
-of the head node alone, and `ray dashboard` forwards it through SSH; in Kubernetes, where the operator needs it, it
-requires a token.
+those of the cloud's tools, KubeRay those of kubectl. The dashboard accepts jobs. It listens only on the loopback
+address of the head node, from which `ray dashboard` forwards it through SSH. In Kubernetes the operator needs the
+dashboard, which requires a token there.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Updater: a process that polls the places of deltas, prepares versions, and names them to the HTTP server.
 
-It prepares a version once no worker serves the version before the last, so no worker reads the files that it writes.
+It prepares a version after the last worker left the version before the last one: no worker reads files while they are
+written.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def start(models: Sequence[ServedModel], deltas: Mapping[str, str]) -> tuple[soc
 
 
 def _scratch() -> str:
-    """Makes a folder that is locked as long as this process runs, and removes those of processes that were killed."""
+    """Makes a folder that is locked while this process runs, and removes the folders of killed processes."""
     place = settings.home() / "versions"
     place.mkdir(parents=True, exist_ok=True)
     for folder in place.iterdir():

@@ -1,7 +1,7 @@
 """Versions of a served model, prepared in two folders in turn.
 
-One folder is served, while deltas are applied to the other, in place where the layout of a file stays. Each folder so
-gets every delta, one after the other. Requests see the folder whose workers compute them, and no other.
+One folder is served, while deltas are applied to the other, in place where the layout of a file stays. So every delta
+is applied to both folders in order. A request reads the folder of its worker only.
 """
 
 from __future__ import annotations
@@ -251,7 +251,7 @@ class Versions:
             return delta.rows
 
     def _fault(self, name: str, applied: list[Applied] | None) -> tuple[str, str, str]:
-        """Returns the key of a fault: of a delta, as long as its file and the model before it stay as they are."""
+        """Returns the key of a fault of a delta; it changes with the file and with the model before it."""
         path = self._transport.local(name)
         stamp = ""
         if path is not None and path.is_file():  # which may be copied while it is read

@@ -234,7 +234,7 @@ def _checked(table: pa.Table, job: Job) -> pa.Table:
 
 
 def _text_bytes(column: Any) -> int:
-    """Bytes of the texts of a column if each value were stored by itself."""
+    """Bytes of the texts of a column, repeated and overlapping texts counted each time."""
     if isinstance(column, pa.ChunkedArray):
         return sum(map(_text_bytes, column.chunks))
     kind = column.type

@@ -83,7 +83,7 @@ class RowHandler(Handler):
         return [*ranked, *(super().run(others) if others else [])]
 
     def extra_description(self) -> dict[str, Any]:
-        """Returns the size of the catalogue as "items", 0 without one; nothing for a model that ranks none."""
+        """Returns the size of the catalogue as "items", 0 without one; {} for a model that does not rank items."""
         if self._ranker is None:
             return {}
         return {"items": 0 if self._ranker.catalogue is None else len(self._ranker.catalogue)}

@@ -174,7 +174,7 @@ class TranslationRequest:
         pipeline: Pipeline with the options of the request.
         lines: Lines of the text.
         tokens: Token ids of all sentences.
-        demands: What the translations of all sentences are to have; None: nothing.
+        demands: Constraints on the translations of all sentences; None: no constraints.
         parse_seconds: Duration of parsing, in seconds.
         begin: Time when the model got the request (`time.perf_counter`).
         hypotheses: Translations so far, by index of the sentence in `tokens`.

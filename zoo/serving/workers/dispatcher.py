@@ -245,7 +245,7 @@ class Dispatcher:
             asyncio.get_running_loop().call_later(SCHEDULING_SECONDS, self._update_scheduling)
 
     def cancel(self, pending: PendingJob) -> None:
-        """Cancels a job; does nothing if it is done.
+        """Cancels a job that is not done.
 
         Args:
             pending: The job.

@@ -92,7 +92,7 @@ def _run(channel: socket.socket, models: dict[str, ServedModel]) -> None:
 
 
 def _reload(channel: socket.socket, models: dict[str, ServedModel], names: list[str]) -> None:
-    """Reloads models after a process of its own has opened and run them, since that may end a process."""
+    """Reloads models after another process has opened and run them, as a broken model may crash a process."""
     reader, writer = os.pipe()
     own = os.getpid()
     if os.fork() == 0:

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class FixedFolder(ModelFolder):
-    """Folder of a version: its files are used as they are, and nothing is built."""
+    """Folder of a version, whose files are complete: no file is built."""
 
     @classmethod
     def open(cls, path: Path) -> FixedFolder:

@@ -151,9 +151,9 @@ class Embeddings(EmbeddingApi):
             outputs: Outputs of the model.
 
         Returns:
-            The response; "truncated" lists the indices of truncated inputs, if any. With one embedding a chunk, "index"
-            is that of its input, "start" and "end" are characters of it; with the mean of the chunks, "chunks" is
-            their number.
+            The response; "truncated" lists the indices of truncated inputs, if any. With one embedding per chunk,
+            "index" names the input, "start" and "end" its characters; with the mean of the chunks, "chunks" is the
+            number of chunks.
         """
         chunks, about = context.chunks, [{"index": i} for i in range(len(outputs[EMBEDDING]))]
         if chunks is not None and context.pooling == "mean":

@@ -259,7 +259,7 @@ class PredictRequest(NamedTuple):
     """Context of the response of `/predict`.
 
     Attributes:
-        single: Whether the request has one input by itself.
+        single: Whether the request has one input, not a list of inputs.
         raw: Whether scores are logits.
     """
 
