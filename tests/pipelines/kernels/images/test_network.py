@@ -242,6 +242,14 @@ def test_pools_sums_lookups_and_concatenations(data: st.DataObject) -> None:
     same_bits(net, samples)
 
 
+def test_tables_of_the_channels_of_pixels() -> None:
+    """Three channels, which take four bytes a pixel."""
+    rng = np.random.default_rng(2)
+    steps = [Pixels(0), Lookup(0, 1, rng.integers(0, 256, (3, 256), dtype=np.uint8)), Dequantize(1, 0.1, 7)]
+    net = program((3, 9, 40), [(9, 40, 3)] * 2, steps, 9 * 40 * 3)
+    same_bits(net, rng.integers(0, 256, (2, 3, 9, 40), dtype=np.uint8))
+
+
 def test_what_does_not_fit_is_refused() -> None:
     rng = np.random.default_rng(0)
     layer = random_convolution(rng, 0, -1, 3, (2, 2), 3)
