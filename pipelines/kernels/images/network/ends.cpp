@@ -1,5 +1,7 @@
 // Steps that read the inputs of an image network and write its results.
 #include <algorithm>
+#include <array>
+#include <cstring>
 #include <utility>
 
 #include "images/network/network.h"
@@ -50,6 +52,38 @@ void Network::pixels(int64_t out, int64_t channels, const std::vector<int64_t> &
     });
 }
 
+namespace {
+
+using Sixteen = uint8_t __attribute__((vector_size(16)));
+
+// Sixteen bytes of each of sixteen pixels to sixteen pixels of each byte: interleaved with what lies eight rows below, four times.
+void transpose(const uint8_t *from, int64_t step, uint8_t *to, int64_t pitch) {
+    Sixteen rows[16], next[16];
+    for (int64_t i = 0; i < 16; ++i) std::memcpy(rows + i, from + i * step, sizeof(Sixteen));
+    for (int round = 0; round < 4; ++round) {
+        for (int i = 0; i < 8; ++i) {
+            next[2 * i] = __builtin_shufflevector(rows[i], rows[i + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+            next[2 * i + 1] = __builtin_shufflevector(rows[i], rows[i + 8], 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+        }
+        std::copy_n(next, 16, rows);
+    }
+    for (int64_t i = 0; i < 16; ++i) std::memcpy(to + i * pitch, rows + i, sizeof(Sixteen));
+}
+
+constexpr int64_t kTile = 64;  // pixels at a time
+
+// The channels of kTile pixels, each byte of `step` in a row: of(bytes of a channel, channel) of each.
+template <class Of>
+void each_plane(const uint8_t *pixels, int64_t step, int64_t channels, Of of) {
+    alignas(64) uint8_t planes[16 * kTile];
+    for (int64_t c = 0; c < channels; c += 16) {
+        for (int64_t p = 0; p < kTile; p += 16) transpose(pixels + p * step + c, step, planes + p, kTile);
+        for (int64_t i = 0; i < std::min<int64_t>(16, channels - c); ++i) of(planes + i * kTile, c + i);
+    }
+}
+
+}  // namespace
+
 void Network::dequantize(int64_t x, float scale, int32_t zero, bool last, const float *table, int64_t offset, int64_t pitch) {
     const int64_t height = layout(existing(x, true)).height, width = layout(x).width, channels = layout(x).channels, pixels = height * width;
     const int64_t runs = last ? pixels : channels, run = last ? channels : pixels;
@@ -57,8 +91,7 @@ void Network::dequantize(int64_t x, float scale, int32_t zero, bool last, const 
     const int64_t before = std::exchange(result_count_, dequantized_ ? 0 : result_count_);
     std::array<float, 256> reals;
     for (int32_t byte = 0; byte < 256; ++byte) reals[static_cast<size_t>(byte)] = table ? table[byte] : static_cast<float>(byte - zero) * scale;
-    const auto write = [=](const Sample &s, int64_t begin, int64_t end, auto real) {
-        constexpr int64_t kTile = 16;  // pixels at a time, whose results of a channel are a cache line
+    const auto write = [=](const Sample &s, int64_t begin, int64_t end, auto real, auto plane) {
         const int64_t step = layout(x).pitch, rows = layout(x).row() == width * step ? end - begin : 1;  // that follow each other
         for (int64_t y = begin; y < end; y += rows) {
             const uint8_t *row = s.pixel(layout(x), y, 0);
@@ -67,14 +100,22 @@ void Network::dequantize(int64_t x, float scale, int32_t zero, bool last, const 
             for (int64_t p = 0; last && p < count; ++p, out += pitch)
                 if (!layout(x).floats() && !table && channels % 16 == 0) isa_.images->dequantize(row + p * step, scale, zero, channels, out);
                 else for (int64_t c = 0; c < channels; ++c) out[c] = real(row + p * step, c);
-            for (int64_t first = 0; !last && first < count; first += kTile)
+            int64_t p = 0;
+            for (; !last && !layout(x).floats() && step >= 16 && p + kTile <= count; p += kTile)
+                each_plane(row + p * step, step, channels, [&](const uint8_t *bytes, int64_t c) { plane(bytes, out + c * pitch + p); });
+            for (constexpr int64_t kLine = 16; !last && p < count; p += kLine)  // pixels whose results of a channel are a cache line
                 for (int64_t c = 0; c < channels; ++c)
-                    for (int64_t p = first; p < std::min(count, first + kTile); ++p) out[c * pitch + p] = real(row + p * step, c);
+                    for (int64_t i = p; i < std::min(count, p + kLine); ++i) out[c * pitch + i] = real(row + i * step, c);
         }
     };
-    step(-1, {x}, height, [=, floats = layout(x).floats()](const Sample &s, int64_t begin, int64_t end) {
-        if (floats) return write(s, begin, end, [](const uint8_t *pixel, int64_t c) { return reinterpret_cast<const float *>(pixel)[c]; });
-        write(s, begin, end, [of = reals.data()](const uint8_t *pixel, int64_t c) { return of[pixel[c]]; });
+    step(-1, {x}, height, [=, floats = layout(x).floats(), looks_up = table != nullptr](const Sample &s, int64_t begin, int64_t end) {
+        const auto real_of = [](const uint8_t *pixel, int64_t c) { return reinterpret_cast<const float *>(pixel)[c]; };
+        if (floats) return write(s, begin, end, real_of, [](const uint8_t *, float *) {});
+        const float *of = reals.data();
+        write(s, begin, end, [of](const uint8_t *pixel, int64_t c) { return of[pixel[c]]; }, [=](const uint8_t *bytes, float *out) {
+            if (looks_up) std::transform(bytes, bytes + kTile, out, [of](uint8_t byte) { return of[byte]; });
+            else isa_.images->dequantize(bytes, scale, zero, kTile, out);
+        });
     });
     result_count_ = before + pixels * channels;
     results_end_ = std::max(results_end_, offset + (runs - 1) * pitch + run);

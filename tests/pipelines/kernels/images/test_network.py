@@ -242,11 +242,13 @@ def test_pools_sums_lookups_and_concatenations(data: st.DataObject) -> None:
     same_bits(net, samples)
 
 
-def test_tables_of_the_channels_of_pixels() -> None:
-    """Three channels, which take four bytes a pixel."""
+@pytest.mark.parametrize("tabled", [True, False])
+def test_tables_of_the_channels_of_pixels(tabled: bool) -> None:
+    """Three channels, which take four bytes a pixel, and results of more pixels than are written at a time."""
     rng = np.random.default_rng(2)
-    steps = [Pixels(0), Lookup(0, 1, rng.integers(0, 256, (3, 256), dtype=np.uint8)), Dequantize(1, 0.1, 7)]
-    net = program((3, 9, 40), [(9, 40, 3)] * 2, steps, 9 * 40 * 3)
+    table = rng.normal(0, 1, 256).astype(np.float32) if tabled else None
+    lookup = Lookup(0, 1, rng.integers(0, 256, (3, 256), dtype=np.uint8))
+    net = program((3, 9, 40), [(9, 40, 3)] * 2, [Pixels(0), lookup, Dequantize(1, 0.1, 7, table=table)], 9 * 40 * 3)
     same_bits(net, rng.integers(0, 256, (2, 3, 9, 40), dtype=np.uint8))
 
 
