@@ -37,7 +37,7 @@ from pipelines.graph import io
 from pipelines.quantization.algorithms.smooth_channels import is_mostly_linear
 from pipelines.quantization.algorithms.split_channels import Splits
 from pipelines.quantization.calibration.calibrate import MEMORY, Observation, observe
-from pipelines.quantization.calibration.candidates import HARDEST, Evaluation, Group, select_table
+from pipelines.quantization.calibration.candidates import HARDEST, Evaluation, Group, Halves, select_table
 from pipelines.quantization.calibration.compared_outputs import ROOM, Errors, OutputSqnr, can_be_cut
 from pipelines.quantization.calibration.effort import Effort, effort_of, elements, fitting_head, split_held_out
 from pipelines.quantization.calibration.float_layers import leave_float
@@ -140,6 +140,7 @@ class _Steps:
             observation = self._observe(scaled, quantized_tensors(scaled, recipe))
         observation.require_samples()
         self._observation = observation
+        self._sources: list[tuple[Observation, dict[str, Any]]] = []  # of the candidates of ranges
         self._held_out, self._fitting = split_held_out(model, self._samples, observation.samples)
         self._remaining = observation.samples - sum(map(length, self._held_out))
         self.counted = drawn(model, self._fitting, self._remaining, work.counted)
@@ -167,9 +168,10 @@ class _Steps:
 
     def range_candidates(self, smoothing: Factors) -> list[Group]:
         """Returns tables of all observers, with and without smoothing, and of the searched ranges."""
-        groups = self._tables(self._observation)
+        self._sources = [(self._observation, {})]
         if smoothing and not self._smooths_best_alone:
-            groups += self._scaled_tables({}, smoothing)
+            self._sources.append(self._scaled_source({}, smoothing))
+        groups = self._tables()
         if self._recipe.search:
             first, scaled = groups[0][0], self._scaled()
             unscaled = replace(first, graph=io.digest(scaled), equalization={})
@@ -180,10 +182,11 @@ class _Steps:
     def best_ranges(self, groups: list[Group], smoothing: Factors) -> CalibrationTable:
         """Returns the table of the best ranges; smoothed where that gains and all candidates are not."""
         tables = list(itertools.chain(*groups))
-        best = self.evaluation.best_ranges(groups) if len(tables) > 1 else tables[0]
+        best = self.evaluation.best_ranges(groups, halves=self._halves) if len(tables) > 1 else tables[0]
         if not smoothing or not self._smooths_best_alone:
             return best
-        smoothed = list(itertools.chain(*self._scaled_tables({}, smoothing)))
+        self._sources = [self._scaled_source({}, smoothing)]
+        smoothed = list(itertools.chain(*self._tables()))
         position = next(index for index, table in enumerate(tables) if table is best)
         return self.evaluation.best_ranges([[best], smoothed[position : position + 1]], SPLIT_GAIN)
 
@@ -209,8 +212,9 @@ class _Steps:
     ) -> tuple[CalibrationTable, Errors]:
         """Splits channels, with ranges and corrections of their own; returns the better table and its errors."""
         smoothing = smoothing_factors(self._scaled({}, splitting), self._recipe, self.counted) if smooths else {}
-        groups = self._scaled_tables(splitting, smoothing)
-        split, of_split = self.corrected(self.evaluation.best_ranges(groups), groups)
+        self._sources = [self._scaled_source(splitting, smoothing)]
+        groups = self._tables()
+        split, of_split = self.corrected(self.evaluation.best_ranges(groups, halves=self._halves), groups)
         logger.info("splitting hidden channels: %.1f dB of SQNR, without: %.1f dB", of_split.sqnr, errors.sqnr)
         return select_table([best, split], [errors, of_split], self.evaluation.lowest(), SPLIT_GAIN)
 
@@ -226,6 +230,11 @@ class _Steps:
         if hardest is None or (sqnr := hardest(self.evaluation.int8_models.of(table))) >= TAIL:
             return table
         return leave_float(quantizer, table, hardest, self._observation, sqnr, TAIL, thorough, HARDEST // 2)
+
+    @property
+    def _halves(self) -> Halves | None:
+        """Tables of halves of the samples, for convolutional networks; None with searched ranges, which are of all."""
+        return None if self._recipe.search or is_mostly_linear(self._model.graph) else self._tables
 
     @property
     def _smooths_best_alone(self) -> bool:
@@ -254,16 +263,16 @@ class _Steps:
         observation.release()
         return observation
 
-    def _tables(self, observation: Observation, **scaling: Any) -> list[Group]:
-        """Returns the tables of all observers."""
-        groups = _tables(self._model, self._recipe, observation)
+    def _tables(self, half: int | None = None) -> list[Group]:
+        """Returns the tables of all observers and sources, of all samples or of a half, see `Observation.table`."""
         return [
             [replace(table, clip=self._clip, equalization=self._factors, **scaling) for table in group]
-            for group in groups
+            for observation, scaling in self._sources
+            for group in _tables(self._model, self._recipe, observation, half)
         ]
 
-    def _scaled_tables(self, splitting: Splits, smoothing: Factors) -> list[Group]:
-        """Returns the tables of all observers with split and smoothed channels, observed anew."""
+    def _scaled_source(self, splitting: Splits, smoothing: Factors) -> tuple[Observation, dict[str, Any]]:
+        """Observes split and smoothed channels; returns their observation and the fields of their tables."""
         scaled = self._scaled(smoothing, splitting)
         binned = quantized_tensors(scaled, self._recipe)
         # scaling adds values and leaves all others; copies of channels change how often values occur, not the ends
@@ -275,19 +284,19 @@ class _Steps:
             for name, histogram in self._observation.histograms.items()
             if name in same and (histogram.binned or name not in binned) and not (splitting and self._work.thorough)
         }
-        observation = self._observe(scaled, binned, unchanged)
-        return self._tables(observation, splitting=splitting, smoothing=smoothing)
+        return self._observe(scaled, binned, unchanged), {"splitting": splitting, "smoothing": smoothing}
 
 
-def _tables(model: ir.Model, recipe: QuantRecipe, observation: Observation) -> list[Group]:
+def _tables(model: ir.Model, recipe: QuantRecipe, observation: Observation, half: int | None) -> list[Group]:
     """Returns the tables of all observers that the recipe allows, its own first, each with `clip_to_functions` of it.
 
     "auto" allows the means of the extremes of samples, and ranges some standard deviations wider, too.
     """
     observers = OBSERVERS if recipe.observer == "auto" else (recipe.observer,)
-    tables = [observation.table(observer, symmetric=recipe.symmetric) for observer in observers]
+    options: dict[str, Any] = {"symmetric": recipe.symmetric, "half": half}
+    tables = [observation.table(observer, **options) for observer in observers]
     if recipe.observer == "auto":
-        tables += [observation.table_of_mean_extremes(width, symmetric=recipe.symmetric) for width in DEVIATIONS]
+        tables += [observation.table_of_mean_extremes(width, **options) for width in DEVIATIONS]
     graph, groups = io.digest(model), [[table] for table in tables]
     if recipe.observer == "auto" and not recipe.symmetric:
         clipped = [clip_to_functions(model, table) for table in tables]

@@ -26,7 +26,33 @@ from pipelines.quantization.recipe import OBSERVERS
 
 BATCH = 256  # maximum samples per run
 MEMORY = "128MB"
+FEW = range(8, 129)  # samples whose even and odd ones are also counted apart
 ACTIVATIONS = 0.9  # least share of the memory for activations; the less, the more often large models run
+
+
+class HalvedHistogram(Histogram):
+    """A histogram of all samples, and of the even and the odd ones of the first samples; arguments: see `Histogram`."""
+
+    def __init__(self, binned: bool = True, drawn: int | None = None) -> None:
+        super().__init__(binned, drawn)
+        self._halves = [Histogram(binned, drawn) for _ in range(2)]
+        self._added = 0  # samples
+
+    def add(self, x: NDArray[Any], samples: int = 1) -> None:
+        """See `Histogram`."""
+        super().add(x, samples)
+        if self._halves and self._added + samples in range(FEW.stop):
+            rows = x.reshape(samples, -1)
+            for odd, half in enumerate(self._halves):
+                if len(part := rows[(odd - self._added) % 2 :: 2]):
+                    half.add(part, len(part))
+        else:
+            self._halves = []
+        self._added += samples
+
+    def half(self, odd: int) -> Histogram:
+        """Returns the histogram of the even (0) or odd (1) samples, or of all if it counts nothing."""
+        return self._halves[odd] if self._halves and self._halves[odd].count else self
 
 
 class Observation:
@@ -133,12 +159,18 @@ class Observation:
             self._run({name: array[start : min(start + size, end)] for name, array in feed.items()}, groups)
         self._leftover = {name: array[end:].copy() for name, array in feed.items()} if end < count else {}
 
-    def table(self, observer: str = "auto", *, symmetric: bool = False) -> CalibrationTable:
+    @property
+    def is_halved(self) -> bool:
+        """Whether tables of the even and of the odd samples can be computed."""
+        return self.samples in FEW and any(isinstance(hist, HalvedHistogram) for hist in self.histograms.values())
+
+    def table(self, observer: str = "auto", *, symmetric: bool = False, half: int | None = None) -> CalibrationTable:
         """Chooses ranges from the histograms.
 
         Args:
             observer: See `QuantRecipe.observer`.
             symmetric: Tensors with negatives get the range -high .. high.
+            half: 0 for the even samples alone, 1 for the odd ones, if `is_halved`; None for all.
 
         Returns:
             The calibration table, without corrections.
@@ -151,7 +183,7 @@ class Observation:
         tensors = {}
         with progress("choosing ranges", len(self.histograms)) as advance:
             for name in (tensor for tensor in self._order if tensor in self.histograms):
-                hist = self.histograms[name]
+                hist = self._histogram(name, half)
                 if hist.count and hist.finite:
                     method, low, high = choose(hist, observer, symmetric)
                     tensors[name] = TensorRange(hist.low, hist.high, low, high, hist.count, method, hist.summary())
@@ -159,12 +191,19 @@ class Observation:
         of_samples = hashlib.sha256(b"".join(sha.digest() for sha in self._input_digests.values())).hexdigest()
         return CalibrationTable(self._graph_digest, observer, self.samples, of_samples, tensors)
 
-    def table_of_mean_extremes(self, deviations: float = 0.0, *, symmetric: bool = False) -> CalibrationTable:
+    def _histogram(self, name: str, half: int | None) -> Histogram:
+        histogram = self.histograms[name]
+        return histogram if half is None or not isinstance(histogram, HalvedHistogram) else histogram.half(half)
+
+    def table_of_mean_extremes(
+        self, deviations: float = 0.0, *, symmetric: bool = False, half: int | None = None
+    ) -> CalibrationTable:
         """Returns the table of min-max ranges, with `Histogram.mean_extremes` for the tensors counted in bins.
 
         Args:
             deviations: See `Histogram.mean_extremes`.
             symmetric: Tensors with negatives get the range -high .. high.
+            half: See `table`.
 
         Returns:
             The calibration table, without corrections.
@@ -172,13 +211,14 @@ class Observation:
         Raises:
             RequestError: See `table`.
         """
-        table = self.table("minmax", symmetric=symmetric)
+        table = self.table("minmax", symmetric=symmetric, half=half)
         tensors = dict(table.tensors)
         for name, observed in tensors.items():
-            low, high = self.histograms[name].mean_extremes(deviations)
+            histogram = self._histogram(name, half)
+            low, high = histogram.mean_extremes(deviations)
             if symmetric and observed.low < 0:
                 low, high = min(low, -high), max(-low, high)
-            if self.histograms[name].binned and low < high:
+            if histogram.binned and low < high:
                 tensors[name] = replace(observed, low=low, high=high, method="mean of extremes")
         return replace(table, tensors=tensors)
 
@@ -251,7 +291,8 @@ class Observation:
         for name, array in arrays.items():
             if name not in self.histograms:
                 binned = self._binned is None or name in self._binned
-                self.histograms[name] = Histogram(binned, DRAWN if self._quick else None)
+                kind = HalvedHistogram if binned else Histogram
+                self.histograms[name] = kind(binned, DRAWN if self._quick else None)
             self.histograms[name].add(array, samples if array.ndim and len(array) == samples else 1)
             if name in self._output_names and not self.histograms[name].finite:
                 where = self._named(array, lambda x: ~np.isfinite(x))

@@ -2,13 +2,18 @@
 
 Of candidates that are close in SQNR, the one whose worst samples have less error wins (`Errors.worst`). None is
 selected whose SQNR of all samples together is below that of plain min-max ranges.
+
+Ranges of few samples are cross-validated: those that all samples share reach their ends exactly, and look better on
+these samples than on others (MobileNetV3 on 32 photos: min-max 26.2 dB, three deviations beyond the mean extremes 25.3;
+on other photos 14.7 and 16.6). The ranges that the even samples have are evaluated on the odd ones, and vice versa.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -16,7 +21,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 
-from pipelines.core.batches import Batch, cut
+from pipelines.core.batches import Batch, cut, length
 from pipelines.core.progress import progress
 from pipelines.graph import query
 from pipelines.quantization.algorithms.mean_bias import mean_shifts
@@ -35,6 +40,7 @@ logger = logging.getLogger(__name__)
 HARDEST = 16  # of the worst samples, by which layers in float32 are chosen
 BEHIND = 0.3  # dB; candidates farther behind plain min-max ranges in the SQNR of all samples together are not kept
 CLOSE = 2.0  # dB; candidates farther behind the best on a part of the samples are evaluated on no more
+CROSSED = 6.0  # the same of cross-validated ones: a part may have none of the samples that reach far
 WORST = 2.0  # weight of the SQNR of the worst samples beside that of all
 FAR = 4.0  # dB of SQNR plus weighted SQNR of the worst samples; as CLOSE, for the choice by the worst samples
 WORST_GAIN = 1.25  # minimum gain in dB of a candidate chosen by the weighted sum; less may be noise
@@ -42,6 +48,7 @@ KEPT = 2**29  # bytes of weights of candidates above which their sessions are no
 CHANCE = 1.0  # minimum gain of an alternative in dB; less may be noise
 Group = list[CalibrationTable]  # the first, and variants of it
 Lowest = Callable[[list[CalibrationTable]], list[float]]
+Halves = Callable[[int], list[Group]]  # 0 or 1 -> the same groups, of the even or of the odd samples
 Opened = Callable[[CalibrationTable], ort.InferenceSession]
 
 
@@ -102,34 +109,42 @@ def select_table(
 
 @dataclass(eq=False)
 class _Candidate:
-    """A calibration table, a session of its int8 model, and its errors on the first `batches` batches."""
+    """A calibration table, a session of its int8 model, and its errors on the first `batches` batches.
+
+    crossed: tables of the two halves of the samples, each with the batch that its evaluation ends before: the batches
+    of the other half come first or last. Empty: the table itself is evaluated.
+    """
 
     table: CalibrationTable
     session: ort.InferenceSession | None = None
     batches: int = 0
     errors: Errors = field(default_factory=Errors)
+    crossed: Sequence[tuple[int, Callable[[], CalibrationTable]]] = ()
 
     def run(self, metric: OutputSqnr, batches: int, opened: Opened, keep: bool) -> None:
         """Adds the errors up to a number of batches; `opened` opens a session, which is kept if `keep`."""
-        if self.batches < batches:
-            session = self.session or opened(self.table)
-            self.session = session if keep else None
-            self.errors.add(metric.errors(session, slice(self.batches, batches)))
-            self.batches = batches
+        for end, table in self.crossed or [(batches, lambda: self.table)]:
+            stop = min(batches, end)
+            if self.batches < stop:
+                session = self.session or opened(table())
+                self.errors.add(metric.errors(session, slice(self.batches, stop)))
+                self.batches = stop
+                self.session = session if keep and not (self.crossed and stop == end) else None
 
 
-def _close(candidates: list[_Candidate]) -> list[_Candidate]:
-    """Removes candidates more than `CLOSE` below the best SQNR, except the first one and those near min-max ranges."""
-    least = max(candidate.errors.sqnr for candidate in candidates) - CLOSE
+def _close(candidates: list[_Candidate], most: float) -> list[_Candidate]:
+    """Removes candidates more than `most` dB below the best, except the first one and those near min-max ranges."""
+    least = max(candidate.errors.sqnr for candidate in candidates) - most
     close = [candidate for candidate in candidates if candidate is candidates[0] or candidate.errors.sqnr > least]
-    together = min(candidate.errors.overall for candidate in close) - CLOSE
+    together = min(candidate.errors.overall for candidate in close) - most
     plain = [trial for trial in candidates if _is_plain(trial.table) and trial.errors.overall > together]
     return [candidate for candidate in candidates if candidate in close or candidate in plain]
 
 
-def _others_of_best(groups: list[list[_Candidate]]) -> Iterator[_Candidate]:
-    """Yields the group with the highest SQNR of a first candidate by then, without that candidate."""
-    yield from max(groups, key=lambda group: group[0].errors.sqnr)[1:]
+def _others_of_best(groups: list[list[_Candidate]], most: float) -> Iterator[_Candidate]:
+    """Yields the groups whose first candidate is at most `most` dB of SQNR below the best by then, without that one."""
+    least = max(group[0].errors.sqnr for group in groups) - most
+    yield from (trial for group in groups if group[0].errors.sqnr >= least for trial in group[1:])
 
 
 class Evaluation:
@@ -151,18 +166,32 @@ class Evaluation:
         count, self.model, self._recipe, self._work = observation.samples, model, recipe, work
         evaluated = stride_of(model, samples, count, work.at_least(work.evaluated, elements(observation)))
         more = stride_of(model, samples, count, work.lowest_of(model, observation))
-        batches: dict[bool, list[Batch]] = {True: [], False: []}
+        evaluated_batches: tuple[list[Batch], list[Batch]] = [], []  # of the even and of the odd samples, if halved
+        others: list[Batch] = []
+        self._is_halved, start, cuts = bool(observation.is_halved and work.lowest), 0, can_be_cut(model)
         for index, chunk in enumerate(sample_chunks(model, samples)):
-            if (first := index % evaluated == evaluated // 2) or (work.lowest and index % more == more // 2):
-                batches[first].append(chunk)
-        self._evaluated, self._batches = len(batches[True]), [*batches[True], *batches[False]]
+            if index % evaluated == evaluated // 2:
+                halves = _halves(chunk) if cuts and self._is_halved else [chunk]
+                self._is_halved &= cuts or length(chunk) == 1
+                for half, batch in enumerate(halves):
+                    evaluated_batches[(start + half) % 2 if self._is_halved else 0].append(batch)
+            elif work.lowest and index % more == more // 2:
+                others.append(chunk)
+            start += length(chunk)
+        even, odd = evaluated_batches
+        self._is_halved &= bool(odd and even)
+        self._ends = len(odd), len(odd) + len(even)  # of the batches on which ranges of even and odd samples are judged
+        self._evaluated, self._batches = len(odd) + len(even), [*odd, *even, *others]
         self._metric = OutputSqnr(model, self._batches, not work.thorough)
+        self._crosses = self._has_crossed = False  # whether ranges are, or were, cross-validated
         self._ranged: list[_Candidate] = []  # the last candidates of ranges, if their weights were int8
         self.quantizer = Quantizer(model, recipe)
         self.int8_models = Int8Models(self.quantizer)
         self._exact_weights = recipe.correct and work.corrected != 0
 
-    def best_ranges(self, groups: list[Group], chance: float = CHANCE) -> CalibrationTable:
+    def best_ranges(
+        self, groups: list[Group], chance: float = CHANCE, halves: Halves | None = None
+    ) -> CalibrationTable:
         """Selects the table of the best ranges; no range was fitted to the outputs.
 
         Unless the effort is thorough, candidates behind by more than `CLOSE` on a quarter of the samples are dropped,
@@ -171,11 +200,16 @@ class Evaluation:
         Args:
             groups: Candidates, variants of the same ranges together.
             chance: Minimum gain in dB over the first table, see `select_table`.
+            halves: For the cross-validation of few samples; None: all candidates are evaluated on their own samples.
 
         Returns:
             The table.
         """
+        self._crosses = halves is not None and self._is_halved
+        self._has_crossed |= self._crosses
         waiting = [[_Candidate(table) for table in group] for group in groups if group]
+        if halves is not None and self._is_halved:
+            self._cross(waiting, functools.cache(halves))
         candidates, part = list(itertools.chain(*waiting)), -(-self._evaluated // 4)
         if not self._work.thorough and part < self._evaluated:
             candidates = self._close_on_part(waiting, part)
@@ -189,25 +223,41 @@ class Evaluation:
 
         def lowest(close: list[CalibrationTable]) -> list[float]:
             chosen = [candidate for table in close for candidate in candidates if candidate.table is table]
+            if self._crosses:
+                return [candidate.errors.worst for candidate in chosen]
             return self._worst(chosen, self._open_ranges, keep)
 
         tried, errors = [candidate.table for candidate in candidates], [candidate.errors for candidate in candidates]
-        self._ranged = [] if self._exact_weights else candidates
+        self._ranged = [] if self._exact_weights or self._crosses else candidates
         return select_table(tried, errors, lowest if self._work.lowest else None, chance)[0]
+
+    def _cross(self, groups: list[list[_Candidate]], halves: Halves) -> None:
+        """Lets ranges of the even samples be evaluated on the odd ones, and vice versa."""
+
+        def table(half: int, group: int, position: int) -> CalibrationTable:
+            variants = halves(half)[group]
+            return variants[min(position, len(variants) - 1)]
+
+        for number, group in enumerate(groups):
+            for position, trial in enumerate(group):
+                trial.crossed = [
+                    (end, functools.partial(table, half, number, position)) for half, end in enumerate(self._ends)
+                ]
 
     def _close_on_part(self, groups: list[list[_Candidate]], part: int) -> list[_Candidate]:
         """Evaluates the first candidates of all groups, and all of the best group, on the first `part` batches.
 
         Returns those that are close, see `_close`.
         """
+        most, others = (CROSSED, CROSSED) if self._crosses else (CLOSE, 0.0)
         size = query.weight_bytes(self.model)
         held: list[_Candidate] = []  # of those evaluated so far, with their sessions, the best first
-        for trial in itertools.chain((group[0] for group in groups), _others_of_best(groups)):
+        for trial in itertools.chain((group[0] for group in groups), _others_of_best(groups, others)):
             trial.run(self._metric, part, self._open_ranges, True)
             held = sorted([*held, trial], key=lambda its: -its.errors.sqnr)
-            while len(held) > 1 and (held[-1].errors.sqnr <= held[0].errors.sqnr - CLOSE or len(held) * size > KEPT):
+            while len(held) > 1 and (held[-1].errors.sqnr <= held[0].errors.sqnr - most or len(held) * size > KEPT):
                 held.pop().session = None
-        return _close([candidate for candidate in itertools.chain(*groups) if candidate.batches])
+        return _close([candidate for candidate in itertools.chain(*groups) if candidate.batches], most)
 
     def _open_ranges(self, table: CalibrationTable) -> ort.InferenceSession:
         """Opens a session of the int8 model of a table without corrections, with exact weights if GPTQ follows."""
@@ -223,7 +273,8 @@ class Evaluation:
 
         Args:
             corrected: Table with GPTQ rounding and bias correction.
-            tables: Tables without corrections; the plain min-max ranges among them are candidates, too.
+            tables: Tables without corrections; the plain min-max ranges among them are candidates, too, unless ranges
+                were cross-validated: `metric` favours those that reach the ends of its samples.
             metric: SQNR of int8 models on held-out samples.
 
         Returns:
@@ -234,7 +285,8 @@ class Evaluation:
             tried += [replace(corrected, bias={}), replace(corrected, rounding={})]
         if corrected.bias or corrected.rounding:
             tried.append(replace(corrected, bias={}, rounding={}))
-        tried += [replace(table, recipe=corrected.recipe) for table in tables if _is_plain(table)]
+        plain = [] if self._has_crossed else [table for table in tables if _is_plain(table)]
+        tried += [replace(table, recipe=corrected.recipe) for table in plain]
         candidates = [_Candidate(table) for table in tried]
         small = len(tried) * query.weight_bytes(self.model) < KEPT
         with progress("evaluating", len(candidates)) as advance:
@@ -327,6 +379,12 @@ class Evaluation:
                     trial.run(self._metric, self._metric.batches, opened, keep)
                     advance(1)
         return [candidate.errors.worst if candidate in close else -np.inf for candidate in candidates]
+
+
+def _halves(batch: Batch) -> list[Batch]:
+    """Returns the even and the odd samples of a batch, those there are."""
+    parts = [{name: array[odd::2] for name, array in batch.items()} for odd in range(2)]
+    return [part for part in parts if length(part)]
 
 
 def _is_plain(table: CalibrationTable) -> bool:

@@ -9,7 +9,7 @@ from helpers.rewriting import mlp, model, run
 
 from pipelines.core.batches import length
 from pipelines.core.errors import RequestError
-from pipelines.graph import io, reference_session
+from pipelines.graph import io, query, reference_session
 from pipelines.quantization.calibration import auto_calibration as module
 from pipelines.quantization.calibration import candidates, effort
 from pipelines.quantization.calibration.auto_calibration import auto_calibrate
@@ -81,8 +81,8 @@ def test_plain_min_max_is_taken_where_all_else_loses(monkeypatch):
     """Ranges that clip all but the least values, by every observer but min-max, and bad corrections."""
     chosen = module.Observation.table
 
-    def table(self, observer="auto", *, symmetric=False):
-        original = chosen(self, observer, symmetric=symmetric)
+    def table(self, observer="auto", *, symmetric=False, half=None):
+        original = chosen(self, observer, symmetric=symmetric, half=half)
         if observer == "minmax":
             return original
         tensors = {
@@ -91,6 +91,7 @@ def test_plain_min_max_is_taken_where_all_else_loses(monkeypatch):
         return replace(original, tensors=tensors)
 
     monkeypatch.setattr(module.Observation, "table", table)
+    monkeypatch.setattr(module.Observation, "table_of_mean_extremes", lambda self, _, **options: table(self, **options))
     monkeypatch.setattr(module, "correct_table", spoiled("bias"))
     calibrated = auto_calibrate(mlp(), QuantRecipe(), samples())
     assert calibrated.observer == "auto" and not calibrated.bias
@@ -147,7 +148,7 @@ def test_tensors_whose_range_no_recipe_reads_get_min_max_ranges_and_the_file_is_
     merged = table.merge(table).tensors
     for name in others:
         assert (merged[name].low, merged[name].high) == (table.tensors[name].low, table.tensors[name].high)
-    monkeypatch.setattr(module, "quantized_tensors", lambda model, recipe: set(table.tensors))
+    monkeypatch.setattr(module, "quantized_tensors", lambda model, _: query.used_names(model.graph))
     whole = auto_calibrate(float_model, QuantRecipe(), batches)
     assert all(tensor.histogram for tensor in whole.tensors.values())
     files = [io.digest(quantize(float_model, QuantRecipe(), candidate)[0]) for candidate in (table, whole)]
@@ -275,6 +276,25 @@ def test_candidates_are_judged_on_a_part_until_they_are_close(monkeypatch):
     assert judged.count((0, 2)) >= 4 and judged.count((2, 7)) in (0, 2) and len(judged) <= 8, judged
 
 
+@pytest.mark.parametrize(("count", "crosses"), [(7, False), (8, True), (128, True), (129, False)])
+def test_ranges_of_few_samples_are_judged_on_the_other_half(monkeypatch, count, crosses):
+    """Every sample is `scale` times 1: the ranges of even samples end at 1, those of odd ones at 2."""
+    net = model("(float[n,2,3,3] x) => (float[n,2,3,3] y) { y = Conv(x, w) }", w=normals(3)(2, 2, 1, 1))
+    batch = {"x": np.resize(np.float32([1, 2]), count)[:, None, None, None] * np.ones((1, 2, 3, 3), np.float32)}
+    tables, errors = [], []
+    quantize_by, errors_of = Quantizer.quantize, module.OutputSqnr.errors
+    monkeypatch.setattr(Quantizer, "quantize", lambda self, table: (tables.append(table), quantize_by(self, table))[1])
+
+    def record(self, session, batches):
+        errors.append((tables[-1].tensors["x"].maximum, {batch["x"].max() for batch in self._samples[batches]}))
+        return errors_of(self, session, batches)
+
+    monkeypatch.setattr(module.OutputSqnr, "errors", record)
+    best = auto_calibrate(net, QuantRecipe(correct=False), [batch], count, effort="best")
+    assert best.tensors["x"].maximum == 2
+    assert ((1, {2}) in errors and (2, {1}) in errors) == crosses
+
+
 def test_an_unknown_effort_is_named():
     with pytest.raises(RequestError, match="found the effort 'much', expected one of fast, default, best"):
         auto_calibrate(mlp(), QuantRecipe(), samples(16), effort="much")
@@ -282,7 +302,7 @@ def test_an_unknown_effort_is_named():
 
 def test_tables_that_differ_in_corrections_alone_are_quantized_once(monkeypatch):
     tables = quantized_tables(monkeypatch)
-    table = auto_calibrate(mlp(), QuantRecipe(), samples(64), 64)
+    table = auto_calibrate(mlp(), QuantRecipe(observer="minmax"), samples(64), 64)
     assert table.rounding and not any(tried.bias or tried.rounding for tried in tables)
     shared = candidates.Int8Models(Quantizer(mlp(), QuantRecipe()))
     for candidate in (replace(table, bias={}, rounding={}), table, replace(table, bias={})):
