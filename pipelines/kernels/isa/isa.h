@@ -114,6 +114,7 @@ struct QuantizedAttention {
     const float *added = nullptr;          // to the scores of one head, times log2(e): [queries, keys to whole 16], -inf behind the keys; in place of a bias
     const float *keys = nullptr;           // [n, key_stride]: [key | value], null: those behind the queries
     int64_t key_stride = 0;
+    bool centered = false;                 // whether the codes of keys are of their distances to the middle of each column
 };
 
 // The kernels of vectors/row_kernels.h, lowered for one instruction set.

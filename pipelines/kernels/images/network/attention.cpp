@@ -62,6 +62,7 @@ void Network::attention(int64_t x, int64_t keys, Operand out, int64_t heads, int
             const int64_t h = r / blocks / windows, window = order[static_cast<size_t>(r / blocks % windows)], query = r % blocks * block, first = window * tokens + query;
             const int64_t n = std::min(block, tokens - query);
             QuantizedAttention attention{};
+            attention.centered = true;
             attention.heads = attention.key_heads = 1, attention.size = room, attention.before = attention.after = tokens + attended;
             if (biased) attention.added = biases.added.data() + biases.place(window) + (h * tokens + query) * keys_room;
             if (apart) {

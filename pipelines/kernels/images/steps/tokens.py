@@ -141,6 +141,8 @@ class MatrixProduct(Step):
 class Attention(Step):
     """Attention in each of `windows` of pixels that follow each other: `QuantizedAttention` of one head at a time.
 
+    The codes of keys are of their distances to the middle of each column, see `quantized_attention`.
+
     Attributes:
         x: Number of the float tensor that is read: in each head [query | key | value], each of `size` columns and
             padded with zeros to whole 16. The scale of scores is in the queries. With `keys`, queries alone.
@@ -204,7 +206,8 @@ class Attention(Step):
                 bias = None if self.bias is None else self.bias[window % len(self.bias), head : head + 1]
                 one = QuantizedAttention(0, 1, 0, bias=bias)
                 keys = None if apart is None else apart[window, :, head]
-                attended[window, :, head] = quantized_attention(heads[window, :, head], one, keys=keys)[:, : self.size]
+                outputs = quantized_attention(heads[window, :, head], one, keys=keys, centered=True)
+                attended[window, :, head] = outputs[:, : self.size]
         self.to.store(run, attended.reshape(*x.shape[:2], -1))
 
     def packed(self, packing: Packing) -> tuple[Any, ...]:

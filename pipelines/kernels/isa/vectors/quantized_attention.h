@@ -93,6 +93,22 @@ inline void column_scales(const float *x, int64_t stride, int64_t n, int64_t siz
     for (; j < size; j += kVecLanes) columns(Index<1>{}, j);
 }
 
+// Middles of the ranges of `size` columns of n rows, and the scales of distances to them.
+inline void centered_scales(const float *x, int64_t stride, int64_t n, int64_t size, float *middle, float *scale, float *inverse) {
+    for (int64_t j = 0; j < size; j += kVecLanes) {
+        Vec low = broadcast<Vec>(INFINITY), high = broadcast<Vec>(-INFINITY);
+        IntVec largest{};
+        for (int64_t t = 0; t < n; ++t) {
+            const Vec row = load_float<Vec>(x + t * stride + j);
+            low = row < low ? row : low, high = row > high ? row : high;
+            largest = larger(largest, magnitude_bits(row));
+        }
+        const Vec center = low * 0.5f + high * 0.5f, above = high - center, below = center - low, most = reinterpret_cast<Vec>(largest);
+        store_float(middle + j, center);
+        scale_of((above > below ? above : below) + (most - most), scale + j, inverse + j);  // NaN of what is not finite
+    }
+}
+
 // 1 / sqrt(mean of squares + epsilon) of a row whose columns behind `width` are 0 up to whole sixteens.
 inline float inverse_rms(const float *x, int64_t width, float epsilon) {
     Vec16 squares = broadcast<Vec16>(0);
@@ -150,6 +166,7 @@ struct Head {
     int64_t near_begin, near_end;
     int32_t *far_position, *far_content;       // of both, in order: [kQueries, 2, kVecLanes] (equal lanes), [2, room]
     float *positioned;                         // keys, [n, size]; later queries, [kQueries, size]
+    float *middle;                             // [size], see QuantizedAttention::centered
 };
 
 // Words of four rows of codes, whole fours in a row: from `to` on four columns of [words, columns].
@@ -231,13 +248,14 @@ inline void pack_head(const QuantizedAttention &a, int64_t h, const float *key, 
         for (int64_t t = 0; t < n; ++t) fetch(key + (t + kAhead) * stride, size), positioned(a, key + t * stride, a.key_norm, t, head.positioned + t * size);
         key = head.positioned, key_stride = size;
     }
-    column_scales(key, key_stride, n, size, head.key_scale, head.inverse);
+    if (a.centered) centered_scales(key, key_stride, n, size, head.middle, head.key_scale, head.inverse);
+    else column_scales(key, key_stride, n, size, head.key_scale, head.inverse), std::fill_n(head.middle, size, 0.0f);
     Code *const rows = head.row;
-    const float *const inverse = head.inverse;
+    const float *const inverse = head.inverse, *const middle = head.middle;
     for (int64_t t = 0; t < room; t += 4) {
         for (int64_t i = 0; i < 4; ++i)
             for (int64_t j = 0; j < size; j += kVecLanes)
-                store_codes(rows + i * size + j, t + i < n ? rounded(load_float<Vec>(key + (t + i) * key_stride + j) * load_float<Vec>(inverse + j)) : IntVec{});
+                store_codes(rows + i * size + j, t + i < n ? rounded((load_float<Vec>(key + (t + i) * key_stride + j) - load_float<Vec>(middle + j)) * load_float<Vec>(inverse + j)) : IntVec{});
         transpose_words(rows, size, head.keys + t, room);
     }
     query_offsets(head.keys, groups, room, head.offsets);
@@ -404,7 +422,7 @@ void quantized_attention(const QuantizedAttention &a, const float *x, int64_t st
     const int64_t parts[] = {size, size, size, 4 * size, kLanes, room, kQueries * size, size * room, size * room, kQueries * room, kQueries * room,
                              a.key_norm || a.cos ? size * (n < kQueries ? kQueries : n) : 0,
                              words * span, words * span, span, there * room, there * words * room, there * room, there * kLanes,
-                             there * kQueries * size, kQueries * 2 * kVecLanes, there * 2 * room, room};
+                             there * kQueries * size, kQueries * 2 * kVecLanes, there * 2 * room, room, size};
     constexpr int kParts = sizeof(parts) / sizeof(parts[0]);
     int64_t all = 0;
     for (const int64_t part : parts) all += part;
@@ -424,7 +442,7 @@ void quantized_attention(const QuantizedAttention &a, const float *x, int64_t st
     const Head head{tokens, n, size, room, floats(0), floats(1), floats(2), codes(3), floats(4), buffers[5], codes(6), buffers[7],
                     buffers[8], floats(9), codes(10), a.added ? a.added : full ? edge : nullptr, a.added ? room : 0,
                     span, buffers[12], buffers[13], buffers[14], buffers[15], buffers[16], floats(17), floats(18), codes(19),
-                    is_long, near_begin, near_end, buffers[20], buffers[21], floats(11)};
+                    is_long, near_begin, near_end, buffers[20], buffers[21], floats(11), floats(23)};
     for (int64_t h = 0; h < a.heads; ++h) {
         if (h % group == 0) {
             const float *key = (a.keys ? a.keys : x + a.heads * size) + h / group * size;

@@ -65,7 +65,11 @@ def attention(queries: Floats, keys: Floats, values: Floats, heads: int, causal:
 
 
 def quantized_attention(
-    x: Floats, operation: QuantizedAttention, attended: int | None = None, keys: Floats | None = None
+    x: Floats,
+    operation: QuantizedAttention,
+    attended: int | None = None,
+    keys: Floats | None = None,
+    centered: bool = False,
 ) -> Floats:
     """Computes `QuantizedAttention` of one sentence.
 
@@ -74,6 +78,8 @@ def quantized_attention(
         operation: The operation; its bias may have a value per pair, [heads, n, n].
         attended: How many of the first tokens are keys; None: all.
         keys: [key | value] of other tokens, float32 `[t, 2 key_heads size]`; x then has queries alone.
+        centered: Whether the codes of keys are of their distances to the middle of each column's range. A constant of
+            all keys adds the same to all scores of a query, which changes no softmax.
 
     Returns:
         float32 [n, heads size]; 0 for a query without a key within reach.
@@ -87,12 +93,13 @@ def quantized_attention(
     values = values[:count]
     queries = positioned(queries, operation, None if operation.norm is None else operation.norm.query)
     keys = positioned(keys, operation, None if operation.norm is None else operation.norm.key)[:count]
-    key_scale, key_inverse = _code_scales(keys, 0)
+    middle = keys.min(axis=0) * np.float32(0.5) + keys.max(axis=0) * np.float32(0.5) if centered else np.float32(0)
+    key_scale, key_inverse = _code_scales(keys - middle, 0)
     value_scale, value_inverse = _code_scales(values, 0)
     groups = heads // key_heads
     key_codes, value_codes, key_scale, value_scale = (
         np.repeat(part, groups, axis=1)
-        for part in (np.rint(keys * key_inverse), np.rint(values * value_inverse), key_scale, value_scale)
+        for part in (np.rint((keys - middle) * key_inverse), np.rint(values * value_inverse), key_scale, value_scale)
     )
     scaled = queries * key_scale
     scale, inverse = _code_scales(scaled, 2)
