@@ -262,6 +262,9 @@ class ImageSession(_NetworkSession):
         if program.ending == "Softmax":
             powers = np.exp(results - results.max(axis=1, keepdims=True))
             results = powers / powers.sum(axis=1, keepdims=True)
+        if program.ending == "LogSoftmax":
+            results = results - results.max(axis=1, keepdims=True)
+            results -= np.log(np.exp(results).sum(axis=1, keepdims=True))
         return {program.outputs[0]: results.reshape(len(x), *program.result_shape)}
 
     def executed(self, batch: Batch) -> list[Executed]:

@@ -20,7 +20,7 @@ from pipelines.core.errors import RequestError
 from pipelines.kernels.images.steps import LARGEST, Convolution, Dequantize, GlobalAverage, Pixels, Shape, Step
 from pipelines.kernels.images.steps.base import fits
 
-ENDINGS = ("", "Softmax", "Sigmoid")
+ENDINGS = ("", "Softmax", "LogSoftmax", "Sigmoid")
 ELEMENTS = 2**28  # of a tensor
 SELECTION = "selection"
 ValuePart = tuple[str, tuple[int, ...], str]  # name, shape of a sample, dtype

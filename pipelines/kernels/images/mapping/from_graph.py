@@ -262,7 +262,7 @@ class ImageMapping(Layers):
         if not isinstance(value, Bytes | Pending):
             return False
         classes = len(self._sizes(value)) == 2 and node.attributes.get_int("axis", -1) in (1, -1)
-        return classes if node.op_type == "Softmax" else self._shape(value)[:2] == (1, 1)
+        return classes if node.op_type != "Sigmoid" else self._shape(value)[:2] == (1, 1)
 
     def _parts(self, remainder: FloatRemainder) -> tuple[ValuePart, ...]:
         """Returns the values that the float remainder reads, and adds the steps that end the program with them.

@@ -13,6 +13,7 @@ from helpers.qdq_graphs import Graph, drawn, linear, results
 
 import zoo
 from pipelines.core.errors import RequestError
+from pipelines.engines.catalog import load
 from pipelines.graph import io
 from pipelines.kernels import extension
 from pipelines.kernels.images import native, reference
@@ -507,3 +508,17 @@ def test_results_are_reshaped_to_rows_of_a_sample_alone(sizes: list[int], why: s
             image_program(io.load(path))
     else:
         assert image_program(io.load(path)).result_shape == (8,)
+
+
+@pytest.mark.skipif(not extension.isas(), reason="no native kernels")
+@pytest.mark.parametrize("ending", ["Softmax", "LogSoftmax"])
+def test_a_function_of_classes_ends_a_network(ending: str, tmp_path: Path) -> None:
+    g = Graph()
+    x = g.quantize(g.layer("Conv", g.quantize("image", 0.02, 120), (4, 3, 1, 1), 0.02), 0.1, 120)
+    flat = g.add("Reshape", [x, g.constant(np.array([0, -1]))])
+    g.flat = g.add(ending, [g.layer("Gemm", flat, (5, 4 * 4 * 4), 0.1, transB=1)], axis=1)
+    path = g.save(tmp_path / "m.onnx", [3, 4, 4], g.flat)
+    samples = g.rng.normal(0, 1, (4, 3, 4, 4)).astype(np.float32)
+    assert image_program(io.load(path)).ending == ending
+    (outputs,) = load(path, "native").run({"image": samples}).values()
+    np.testing.assert_allclose(outputs, results(path, samples), atol=1e-4)
