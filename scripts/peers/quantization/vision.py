@@ -6,19 +6,18 @@ corners. All settings are post-training only, calibrate on the same photos and g
 the normalized image on.
 
 The report has top-1 and its drop, the agreement (share of photos, and of all views, with the label of fp32), the SQNR
-of the logits against fp32 in dB, and seconds and peak memory of the quantization in its own process. Then every int8
-file is timed at batch 1 in onnxruntime and OpenVINO, in turn, on one thread and one core. NNCF quantizes the model as
-OpenVINO converts it, whose results only OpenVINO runs; "nncf-onnx" is its quantizer of ONNX files. Needs the `train`
-and `peers` extras. A setting that fails is left out, with its error.
+of the logits against fp32 in dB, and CPU seconds and peak memory of the quantization in its own process, on one core;
+every core quantizes a file at once. Then every int8 file is timed at batch 1 in onnxruntime and OpenVINO, in turn, on
+one thread and one core. NNCF quantizes the model as OpenVINO converts it, whose results only OpenVINO runs; "nncf-onnx"
+is its quantizer of ONNX files. Needs the `train` and `peers` extras. A setting that fails is left out, with its error.
 """
 
 from __future__ import annotations
 
-import resource
-import time
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -40,6 +39,7 @@ from scripts.peers.quantization.settings import Array, nncf, nncf_onnx, onnxrunt
 from scripts.peers.vision import float_networks
 from scripts.peers.vision.float_networks import CALIBRATE_EVERY, Work, crop, photo_folder, resize
 
+Quantized = tuple[list[dict[str, Any]], dict[str, Path], dict[str, str]]  # of `settings.quantize_all`
 CHUNK = 10  # photos of a batch of calibration
 MODELS = ("resnet50-imagenet", "mobilenet-v1-imagenet", "mobilenet-v2-imagenet")
 ENGINES = ("onnxruntime", "openvino")
@@ -90,10 +90,7 @@ SETTINGS: dict[str, settings.Quantize] = {
 
 
 def _make(setting: str, work: Work, target: Path) -> dict[str, Any]:
-    start = time.perf_counter()
-    facts = SETTINGS[setting](work, target)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {**facts, "seconds": round(time.perf_counter() - start, 1), "peak_mb": round(peak)}
+    return SETTINGS[setting](work, target) | settings.used()
 
 
 # ----------------------------------------------------------------------------------------------------------- measuring
@@ -121,26 +118,54 @@ def accuracy(views: Array, reference_views: Array, labels: Array) -> dict[str, f
     }
 
 
-def compare(
-    name: str, chosen: Sequence[str], limit: int, rounds: int, folder: Path, advance: harness.Advance
-) -> dict[str, Any]:
-    """Returns all measurements of one model."""
+class Network(NamedTuple):
+    """A network and its test photos.
+
+    Attributes:
+        name: Name of the model.
+        work: The float file, and the calibration photos.
+        calibrated: Number of calibration photos.
+        pixels: Views of the test photos, see `views`.
+        labels: Their labels.
+        reference: Logits of the float file, see `outputs`.
+    """
+
+    name: str
+    work: Work
+    calibrated: int
+    pixels: Array
+    labels: Array
+    reference: Array
+
+
+def prepared(name: str, limit: int, folder: Path) -> Network:
+    """Returns a network with `limit` photos; its float file is written to `folder`."""
     paths, labels, _ = labelled(photo_folder())
     tested = np.arange(min(limit, len(paths))) % CALIBRATE_EVERY != 0
     work = float_networks.prepare(name, folder / name, paths[:limit:CALIBRATE_EVERY])
     pixels = np.stack([views(path, work.spec) for path, other in zip(paths, tested, strict=False) if other])
-    labels = labels[: len(tested)][tested]
     reference = outputs(work.fp32, "onnxruntime", work, pixels)
-    top1 = round(100 * float((reference[:, 0].argmax(axis=1) == labels).mean()), 2)
+    return Network(name, work, int((~tested).sum()), pixels, labels[: len(tested)][tested], reference)
+
+
+def quantized(network: Network, setting: str, folder: Path, core: int, advance: harness.Advance) -> Quantized:
+    """Quantizes a network by a setting on one core and judges the file, see `settings.quantize_all`."""
 
     def build(setting: str, target: Path) -> dict[str, Any]:
-        facts = processes.in_process(_make, setting, work, target)
+        facts = processes.in_process(_make, setting, network.work, target, cores={core})
         path = settings.written(target)
         engines = ENGINES[1:] if path.suffix == ".xml" else ENGINES if setting == "zoo" else ENGINES[:1]
-        judged = {engine: accuracy(outputs(path, engine, work, pixels), reference, labels) for engine in engines}
-        return {"accuracy": judged, **facts}
+        logits = {engine: outputs(path, engine, network.work, network.pixels) for engine in engines}
+        return {"accuracy": {e: accuracy(y, network.reference, network.labels) for e, y in logits.items()}, **facts}
 
-    results, files, left_out = settings.quantize_all(folder / name, chosen, build, advance)
+    return settings.quantize_all(folder / network.name, [setting], build, advance)
+
+
+def compare(network: Network, made: Sequence[Quantized], rounds: int) -> dict[str, Any]:
+    """Returns all measurements of a network with its quantized files."""
+    results = [row for rows, _, _ in made for row in rows]
+    files = {setting: path for _, paths, _ in made for setting, path in paths.items()}
+    work, pixels = network.work, network.pixels
     times: dict[str, dict[str, list[float]]] = {}
     if rounds:
         x = work.batch(np.random.default_rng(0).integers(0, 256, (1, *pixels.shape[2:]), dtype=np.uint8))
@@ -152,11 +177,11 @@ def compare(
         if "zoo" in by_setting
     }
     return {
-        "model": name,
-        "photos": {"calibration": int((~tested).sum()), "test": int(tested.sum())},
-        "fp32_top1": top1,
+        "model": network.name,
+        "photos": {"calibration": network.calibrated, "test": len(pixels)},
+        "fp32_top1": round(100 * float((network.reference[:, 0].argmax(axis=1) == network.labels).mean()), 2),
         "results": results,
-        "left_out": left_out,
+        "left_out": {setting: why for _, _, reasons in made for setting, why in reasons.items()},
         "ahead": _ahead(results),
         "milliseconds": harness.medians(times),
         "times_as_fast": ratios,
@@ -188,8 +213,11 @@ def measure(args: Any) -> dict[str, Any]:
     facts = harness.environment(*PACKAGES, rounds=args.rounds)
     steps = len(args.models) * len(args.settings)
     with harness.folder(args.work) as folder, progress("comparing", steps) as advance:
-
-        def one(name: str) -> dict[str, Any]:
-            return compare(name, args.settings, args.photos, args.rounds, folder, advance)
-
-        return harness.gather("models", args.models, one, args.output, facts)
+        networks = [prepared(name, args.photos, folder) for name in args.models]
+        jobs = list(itertools.product(networks, args.settings))
+        files = processes.on_all_cores(lambda job, core: quantized(*job, folder, core, advance), jobs)
+        count = len(args.settings)
+        made = {name: files[i * count : (i + 1) * count] for i, name in enumerate(args.models)}
+        return harness.gather(
+            "models", networks, lambda network: compare(network, made[network.name], args.rounds), args.output, facts
+        )
