@@ -177,7 +177,7 @@ class ShardedRun:
             )
         if wrong:
             raise RequestError(
-                f"{self.folder} holds a run with another {', '.join(wrong)}; choose another folder, or remove it"
+                f"{self.folder} holds a run that differs in {', '.join(wrong)}; choose another folder, or remove it"
             )
         return plan
 

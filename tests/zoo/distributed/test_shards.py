@@ -182,10 +182,10 @@ def test_another_run_is_not_mixed_in(log, small, tmp_path):
     source = tmp_path / "log.csv"
     shutil.copy(log / "a.csv", source)
     run_shard(CLICKS, [str(source)], tmp_path / "out")
-    with pytest.raises(RequestError, match="another digest, precision"):
+    with pytest.raises(RequestError, match="differs in digest, precision"):
         run_shard(CLICKS, [str(source)], tmp_path / "out", precision="fp32")
     source.write_bytes(source.read_bytes() * 2)
-    with pytest.raises(RequestError, match="another files"):
+    with pytest.raises(RequestError, match="differs in files"):
         run_shard(CLICKS, [str(source)], tmp_path / "out")
 
 
@@ -247,7 +247,7 @@ def test_shards_run_the_form_of_the_plan_whatever_they_would_choose(log, small, 
     monkeypatch.setattr(catalog, "chosen_form", lambda _: other)
     run += [ShardedRun(*arguments), ShardedRun(*arguments, engine="native")]
     assert [shard.plan["engine"] for shard in run] == [shard.pipeline.requested for shard in run] == [first] * 3
-    with pytest.raises(RequestError, match="holds a run with another engine"):
+    with pytest.raises(RequestError, match="holds a run that differs in engine"):
         ShardedRun(*arguments, engine=other)
 
 
@@ -445,7 +445,7 @@ def test_names_of_images_mean_what_they_meant_where_the_plan_was_made(small, tmp
     assert stats["parts"] == 2 and stats["images"] == 3
     assert union(stats).equals(pq.read_table(tmp_path / "one.parquet"))
     monkeypatch.chdir("/")
-    with pytest.raises(RequestError, match="holds a run with another inputs"):
+    with pytest.raises(RequestError, match="holds a run that differs in inputs"):
         run_shard(IMAGES, ["photos/*.png"], tmp_path / "out", "2/2", **options)
 
 
@@ -462,7 +462,7 @@ def test_images_that_are_not_there_are_told(small, tmp_path):
         run_shard(IMAGES, inputs, out, "2/2")
     plan = json.loads((out / "plan.json").read_text())
     (out / "plan.json").write_text(json.dumps(plan | {"version": 1}))
-    with pytest.raises(RequestError, match="another version"):
+    with pytest.raises(RequestError, match="differs in version"):
         run_shard(IMAGES, inputs, out)
 
 

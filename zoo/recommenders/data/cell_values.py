@@ -314,6 +314,21 @@ def as_texts(values: Iterable[Any], name: str, separator: str) -> pa.Array:
     return pa.array(texts, pa.string())
 
 
+def decoded(column: Any) -> Any:
+    """Decodes a dictionary, also one of views (categoricals of polars), of which Arrow takes no items.
+
+    Args:
+        column: Arrow array of a dictionary type.
+
+    Returns:
+        Arrow array of the values.
+    """
+    values = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}.get(column.type.value_type)
+    if values is None:
+        return column.dictionary_decode()
+    return pa.DictionaryArray.from_arrays(column.indices, column.dictionary.cast(values)).dictionary_decode()
+
+
 def column_as_text(column: Any, separator: str = LIST, name: str = "") -> pa.Array:
     """Writes a column as texts, as `as_text` writes the values; whole numbers that floats have rounded give a warning.
 
@@ -330,7 +345,7 @@ def column_as_text(column: Any, separator: str = LIST, name: str = "") -> pa.Arr
     """
     kind = column.type
     if pa.types.is_dictionary(kind):
-        return column_as_text(column.dictionary_decode(), separator)
+        return column_as_text(decoded(column), separator)
     if pa.types.is_float16(kind):  # which Arrow cannot round
         return column_as_text(column.cast(pa.float32()), separator)
     if isinstance(kind, pa.BaseExtensionType):

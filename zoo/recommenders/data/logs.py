@@ -306,7 +306,7 @@ def _table(source: Any) -> pa.Table:
     """A table or a data frame as a table of Arrow."""
     if isinstance(source, Mapping):
         return pa.table({name: _column(values, name) for name, values in source.items()})
-    if hasattr(source, "dtypes") and hasattr(source, "items"):  # a data frame of pandas, whose objects may be mixed
+    if hasattr(source, "items") and hasattr(source, "dtypes"):  # a data frame of pandas, whose objects may be mixed
         return pa.table({str(name): _column(values, str(name)) for name, values in source.items()})
     return pa.table(source)
 

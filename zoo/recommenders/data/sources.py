@@ -23,6 +23,7 @@ import pyarrow as pa
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import mark_temporary, starts_with
 from pipelines.data.text_files import STDIN, open_text
+from zoo.recommenders.data.cell_values import decoded
 from zoo.recommenders.data.columns import nested
 from zoo.training.runs import datasets
 
@@ -36,6 +37,7 @@ OTHER_FORMATS = {  # first bytes of files that hold no text
     b"\xfd7zXZ": "compressed by xz; run: unxz FILE",
     b"\x28\xb5\x2f\xfd": "compressed by zstd; run: unzstd FILE",
     b"ARROW1": "an Arrow (Feather) file; save it as Parquet",
+    b"\xff\xff\xff\xff": "an Arrow stream; save it as Parquet",
     b"ORC": "an ORC file; save it as Parquet",
     b"Obj\1": "an Avro file; save it as Parquet",
     b"SQLite format 3": "a database of SQLite; export its table as CSV",
@@ -389,7 +391,7 @@ def without_dictionary(array: Any) -> Any:
     """
     kind = array.type
     if pa.types.is_dictionary(kind):
-        array = array.dictionary_decode()
+        array = decoded(array)
         kind = array.type
     text = (
         pa.types.is_string,

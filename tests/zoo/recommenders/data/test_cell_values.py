@@ -308,3 +308,11 @@ def test_texts_that_tensorflow_hashes_are_read_as_they_stand():
     columns = [{"name": "user", "kind": "category", "encoding": {"type": "hash-bucket", "buckets": 1009}}]
     (rows,) = Features(Schema.from_json({"columns": columns})).read(io.BytesIO(b"user,z\n3.0,1\nTrue,1\n"))
     assert rows.ids[:, 0].tolist() == hash_buckets(pa.array(["3.0", "True"]), 1009).tolist()
+
+
+@pytest.mark.parametrize("values", [pa.string(), pa.string_view(), pa.binary_view()], ids=str)
+def test_dictionaries_of_any_text_are_read(values):
+    """Categoricals of polars are dictionaries of views."""
+    column = pa.DictionaryArray.from_arrays(pa.array([1, None, 0], pa.uint32()), pa.array(["a", "b"], values))
+    assert cell_values.decoded(column).cast(pa.large_binary()).to_pylist() == [b"b", None, b"a"]
+    assert cell_values.column_as_text(column, "|").to_pylist() == ["b", None, "a"]
