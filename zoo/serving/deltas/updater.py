@@ -7,6 +7,7 @@ written.
 from __future__ import annotations
 
 import fcntl
+import gc
 import logging
 import os
 import select
@@ -97,6 +98,8 @@ def _open(model: ServedModel) -> None:
     opened = replace(model, _handler=None)
     opened.prepare()
     opened.handler()
+    del opened
+    gc.collect()  # so that the files and tables of versions do not add up
 
 
 def _serve(channel: socket.socket, model: ServedModel, versions: Versions, version: Version) -> bool:

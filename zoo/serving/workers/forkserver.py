@@ -135,4 +135,6 @@ def _load(channel: socket.socket, models: dict[str, ServedModel], changed: Mappi
         return False
     models.update(loaded)
     channel.sendall(pack((LOADED,)))
+    gc.unfreeze()  # the models before, which a fork froze
+    gc.collect()
     return True
