@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,8 @@ def push(
             signing.sign(staging, private_key)
         names = {str(path.relative_to(staging)): path.stat().st_size for path in _files(staging)}
         api = huggingface_hub.HfApi(library_name="int8-zoo")
-        with errors_of(repository, "upload"):
+        with errors_of(repository, "upload"), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*commit a data file")  # id_counts.parquet belongs to the model
             if create:
                 api.create_repo(repository.id, private=private, exist_ok=True)
             committed = api.upload_folder(

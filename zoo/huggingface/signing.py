@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from pipelines.core.errors import RequestError, ZooError, one_line, requires
@@ -9,6 +10,7 @@ from pipelines.core.errors import RequestError, ZooError, one_line, requires
 SIGNATURE = "model.sig"
 LOCKS = ".*lock"  # files that commands leave in a model folder
 PACKAGE = "int8-zoo[sign]"
+_DIGESTS = re.compile(r""": Expected \W*Digest.*?, Actual \W*Digest.*?\)\\?'""")  # the file before them says enough
 
 
 def sign(folder: Path, private_key: Path) -> Path:
@@ -65,7 +67,10 @@ def verify(folder: Path, public_key: Path) -> list[str]:
     try:
         verifier.set_hashing_config(hashes).verify(folder, signature)
     except (exceptions.InvalidSignature, OSError, TypeError, ValueError) as error:
-        raise ZooError(f"the signature does not match {folder}: {one_line(error)}; download the model again") from error
+        if "Key mismatch" in str(error):
+            raise ZooError(f"{folder} was signed with another key than that of {public_key}") from error
+        fault = _DIGESTS.sub("", one_line(error))
+        raise ZooError(f"the signature does not match {folder}: {fault}; download the model again") from error
     return sorted(
         str(path.relative_to(folder))
         for path in folder.rglob("*")

@@ -216,13 +216,13 @@ def test_signatures_hold_for_all_files_of_a_repository(hub, folder, tmp_path):
         key_pair(private, public)
     zoo.push(folder.path, ADDRESS, signature=keys[0])
     assert {"int8.onnx", "card.json", "README.md"} <= {*zoo.verify(ADDRESS, keys[1])["files"]}
-    with pytest.raises(ZooError, match="the signature does not match"):
+    with pytest.raises(ZooError, match=r"was signed with another key than that of .*other-public.pem"):
         zoo.verify(ADDRESS, keys[3])
     zoo.run(ADDRESS, folder.photo, tmp_path / "results.csv")  # leaves locks in the folder
     assert zoo.verify(zoo.load(ADDRESS).path, keys[1])["files"] == zoo.verify(ADDRESS, keys[1])["files"]
     repo = hub.repos[ID]
     repo.commit({**repo.at("main")[1], "int8.onnx": b"another"})
-    with pytest.raises(ZooError, match=r"the signature does not match .*int8.onnx"):
+    with pytest.raises(ZooError, match=r"the signature does not match .*int8.onnx\W+; download the model again"):
         zoo.verify(ADDRESS, keys[1])
     with pytest.raises(RequestError, match="found no model.sig"):
         zoo.verify(folder.path, keys[1])
