@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 # Version of the files of `store`: bump it when `from_graph`, the packed weights or the native object's methods change.
-VERSION = 60
+VERSION = 61
 SIZES = 8  # of images with a program of their own
 CHECKED = (1, 2)  # samples that are compared with ONNX Runtime
 REPEATED = 9  # samples that are compared with one alone: more than 8 do not pass through layers of many weights at once

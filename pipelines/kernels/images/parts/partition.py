@@ -89,7 +89,8 @@ class _Division:
                 self._readers[producer].append(node)
         self._foreign = {node for node in self._nodes if not all(map(is_data, node.outputs))}
         self.refused: RequestError | None = None  # why the first operator without a native form has none
-        self._regions: dict[tuple[object, ...], ImageProgram] = {}
+        self._regions: dict[tuple[object, ...], tuple[ImageProgram, dict[str, tuple[int, ...]]]] = {}
+        self._graph_order = set[str]()  # values whose writer and readers have tensors of different axes
 
     def _shape(self, value: ir.Value) -> tuple[int, ...]:
         return self._shapes.get(str(value.name), ())
@@ -299,7 +300,8 @@ class _Division:
         read = {name for fed in feeds for name in fed.values()} | ends
         others = {name for (rank, _), fed in zip(groups, feeds, strict=True) if rank % 2 for name in fed.values()}
         stock_made = {str(value.name) for node in self._foreign for value in node.outputs}
-        stored = read - ends - others - stock_made  # that only natives hand each other
+        stored = read - ends - others - stock_made - self._graph_order  # that only natives hand each other
+        orders: dict[str, tuple[int, ...]] = {}
         parts: list[Part[ImageProgram]] = []
         failed = False
         for (rank, nodes), fed in zip(groups, feeds, strict=True):
@@ -314,7 +316,13 @@ class _Division:
                     serialized = np.frombuffer(io.serialized(stock_part), np.uint8)
                     parts.append(Part(tuple(fed.items()), None, serialized))
                 else:
-                    program = self._program(nodes, fed, outputs, stored)
+                    program, own = self._program(nodes, fed, outputs, stored)
+                    orders |= {name: own[name] for name in outputs if name in own}
+                    read_in = {value: own[name] for name, value in fed.items() if name in own}
+                    self._graph_order |= {
+                        value for value, order in read_in.items() if order != orders.get(value, order)
+                    }
+                    failed |= not self._graph_order.isdisjoint(stored)
                     parts.append(Part(tuple(fed.items()), program, np.zeros(0, np.uint8)))
             except FailedError as error:
                 self._add_foreign(error.nodes)
@@ -328,13 +336,15 @@ class _Division:
 
     def _program(
         self, nodes: Collection[ir.Node], feeds: Mapping[str, str], outputs: Sequence[str], stored: Collection[str]
-    ) -> ImageProgram:
+    ) -> tuple[ImageProgram, dict[str, tuple[int, ...]]]:
+        """Maps a region; returns its program and the orders of its stored inputs and outputs."""
         own = {name for name, value in feeds.items() if value in stored} | {name for name in outputs if name in stored}
         key = (frozenset(nodes), tuple(feeds), tuple(outputs), frozenset(own))
         if key not in self._regions:
             region = self._extracted(feeds, outputs)
             image = self._image if self._image in feeds else ""
-            self._regions[key] = Region(region, self._shapes, image, own).program()
+            mapping = Region(region, self._shapes, image, own)
+            self._regions[key] = mapping.program(), mapping.orders
         return self._regions[key]
 
     def _extracted(self, feeds: Mapping[str, str], outputs: Sequence[str]) -> ir.Model:

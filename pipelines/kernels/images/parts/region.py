@@ -42,12 +42,16 @@ class Region(ImageMapping):
         shapes: Shapes of values.
         image: Name of the input that is the graph's image, if one is.
         stored: Names of the inputs and outputs whose memory layout is that of tensors, [H, W, C].
+
+    Attributes:
+        orders: Of every input and output that is stored: its axes in the order in memory.
     """
 
     def __init__(self, model: ir.Model, shapes: Shapes, image: str = "", stored: Collection[str] = ()) -> None:
         super().__init__(model)
         self._shapes, self._offset, self._stored = shapes, 0, stored
         self._entered: list[tuple[str, tuple[int, ...]]] = []
+        self.orders: dict[str, tuple[int, ...]] = {}
         self._varying = set(self.main.inputs)
         self.constants.moves = False
         for value in sorted(self.main.inputs, key=lambda value: value.name != image):
@@ -78,6 +82,7 @@ class Region(ImageMapping):
             shape = sample if last else (sample[1], sample[2], sample[0])
         self._entered.append((str(value.name), sample))
         self._offset += math.prod(sample)
+        self._note_order(value, sample, last)
 
         @functools.cache
         def pixels(scale: float, zero: int) -> int:
@@ -91,6 +96,11 @@ class Region(ImageMapping):
         self.values[value] = Pending(
             emit, shape, last=last, flat=len(sample) == 1, tokens=len(sample) == 2, real=lambda: pixels(0.0, 0)
         )
+
+    def _note_order(self, value: ir.Value, sample: tuple[int, ...], last: bool) -> None:
+        axes = [*range(len(sample))] if last else [*range(1, len(sample)), 0]
+        if value.name in self._stored:
+            self.orders[str(value.name)] = tuple(axis for axis in axes if sample[axis] > 1)
 
     def failures(self) -> dict[str, RequestError]:
         """Maps all operators that can be; returns the others, whose results become inputs.
@@ -143,6 +153,10 @@ class Region(ImageMapping):
         if failed:
             raise FailedError(failed)
         parts = tuple(self._value_part(value, value.name in self._stored) for value in self.main.outputs)
+        for value in self.main.outputs:
+            mapped = self.values[value]
+            assert not isinstance(mapped, Input)
+            self._note_order(value, self._sizes(mapped)[1:], mapped.last)
         self.steps += [step for _, steps in results for step in steps]
         tensors, steps, floats = fused(self.tensors, self.steps, self.floats)
         (name, shape), count = self._entered[0], sum(math.prod(sample) for _, sample in self._entered)

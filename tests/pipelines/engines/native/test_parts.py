@@ -126,6 +126,19 @@ def test_heads_of_an_attention_pass_a_border(tmp_path: Path) -> None:
     assert set(form["rest"]) <= {"Sin", "QuantizeLinear", "DequantizeLinear"}
 
 
+def test_a_map_passes_a_border_to_a_layer_over_its_last_axis(tmp_path: Path) -> None:
+    """The writer keeps a pixel's channels together, the reader a row's pixels."""
+    g = Graph()
+    high = layer(g, layer(g, g.quantize("image", 0.02, 120), 3, scale=0.02), 32)
+    odd = g.quantize(g.add("LRN", [layer(g, high, 32)], size=3), 0.1, 0)
+    y = g.quantize(linear(g, g.quantize(g.add("Add", [high, odd]), 0.2, 0), (16, 512)), 0.2, 128)
+    y = g.quantize(linear(g, y, (512, 16)), 0.2, 128)
+    path = g.save(tmp_path / "m.onnx", SHAPE, y)
+    actual, wanted = (catalog.load(path, engine).run(batch_of())[y] for engine in ("native", "onnxruntime"))
+    assert np.square(actual - wanted).sum() < 0.001 * np.square(wanted).sum()
+    assert [part.split(":")[0] for part in images.form(path)["parts"]] == ["native", "onnxruntime", "native"]
+
+
 def test_samples_of_earlier_values_pass_a_border(tmp_path: Path) -> None:
     """Heads that are samples of their own, as of deformable attention: the tokens pass, and what only a later region reads is computed there."""
     g = Graph()
