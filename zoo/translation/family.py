@@ -57,14 +57,17 @@ class TranslationFamily(
     finetuning: TrainingConfig = FINETUNE
 
     def for_model(self, preprocessing: Mapping[str, Any]) -> Self:
-        """See `Family`: imported models are fine-tuned by another recipe."""
+        """See `Family`: imported models are fine-tuned by another recipe, and have vocabularies of their own."""
         if "vocabulary" not in preprocessing:
             return self
         languages = str(preprocessing.get("languages"))
         config = ImportedConfig()
         if languages.count("-") == 1:  # names of columns of data sets
             config = replace(config, languages=languages)
-        return replace(self, finetuning=config)
+        from zoo.translation.data.vocabularies import PIECES
+
+        own = preprocessing["vocabulary"].get("files", ())
+        return replace(self, finetuning=config, files=(*self.files, *own, PIECES))
 
     def pipeline(self) -> type[Pipeline]:
         """See `Family`."""

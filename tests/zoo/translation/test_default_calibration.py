@@ -151,6 +151,7 @@ def test_a_model_without_a_target_language_is_calibrated_in_several(few, tmp_pat
     folders.make("nllb", tmp_path / "theirs")
     report = zoo.import_model(tmp_path / "theirs", tmp_path / "ours", int8=True)
     assert report["quality"]["texts"] == 8
+    assert {"pieces.json", "sentencepiece.bpe.model"} <= {*zoo.load(tmp_path / "ours").entry.files}  # of a delta, too
     pipeline = zoo.pipeline(tmp_path / "ours")
     chosen = [vocabulary.framing.target_language for vocabulary in in_languages(pipeline.vocabulary, 8)]
     assert len(chosen) > 1 and len({*chosen}) == len(chosen)

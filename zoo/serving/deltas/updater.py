@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipelines.core import settings
+from pipelines.core.errors import RequestError
 from pipelines.deltas.transport import open_transport
 from zoo.serving.deltas.versions import Version, Versions, changed
 from zoo.serving.workers.channel import pack, receive
@@ -61,7 +62,12 @@ def start(models: Sequence[ServedModel], deltas: Mapping[str, str]) -> tuple[soc
 def _scratch() -> str:
     """Makes a folder that is locked while this process runs, and removes the folders of killed processes."""
     place = settings.home() / "versions"
-    place.mkdir(parents=True, exist_ok=True)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RequestError(
+            f"cannot write {place}: {error.strerror or error}; set ZOO_HOME to a folder you may write"
+        ) from error
     for folder in place.iterdir():
         with (folder / ".lock").open("a") as lock:
             try:
@@ -84,8 +90,8 @@ def _run(channel: socket.socket, models: Mapping[str, ServedModel], deltas: Mapp
             return
     os.nice(NICE)
     for name, series in versions.items():
-        series.prepare()
-        _open(replace(models[name], place=series.spare, engine=series.engine))  # so that libraries are loaded
+        if series.prepare():
+            _open(replace(models[name], place=series.spare, engine=series.engine))  # so that libraries are loaded
     while not select.select([channel], [], [], POLL_SECONDS)[0]:
         for version in changed(versions):
             if not _serve(channel, models[version.model], versions[version.model], version):

@@ -173,8 +173,12 @@ class Versions:
         """Folder that is not served."""
         return next(slot for slot in self._slots if slot is not self._served).path
 
-    def prepare(self) -> None:
-        """Brings the folder that is not served to the served version, so that the next delta finds it ready."""
+    def prepare(self) -> bool:
+        """Brings the folder that is not served to the served version, so that the next delta finds it ready.
+
+        Returns:
+            Whether it did.
+        """
         for slot in self._slots:
             if slot is not self._served:
                 try:
@@ -183,6 +187,7 @@ class Versions:
                     slot.applied = None
                     self._report(one_line(error))
         self._read.clear()
+        return all(slot.applied is not None for slot in self._slots if slot is not self._served)
 
     def _as_version(self, place: Path | None, applied: list[Applied], changes: str = "") -> Version:
         return Version(self._model.name, place, self.engine, self._version(applied), changes)
