@@ -98,8 +98,9 @@ def written(target: Path) -> Path:
 
 
 def size_of(path: Path) -> int:
-    """Returns the bytes of a model, of both files of OpenVINO."""
-    return path.stat().st_size + (path.with_suffix(".bin").stat().st_size if path.suffix == ".xml" else 0)
+    """Returns the bytes of a model, with the weights that OpenVINO or torch's dynamo exporter write beside it."""
+    weights = path.with_suffix(".bin") if path.suffix == ".xml" else path.with_name(f"{path.name}.data")
+    return path.stat().st_size + (weights.stat().st_size if weights.is_file() else 0)
 
 
 def used(who: int = resource.RUSAGE_SELF) -> dict[str, Any]:

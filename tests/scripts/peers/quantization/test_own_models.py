@@ -9,7 +9,7 @@ from pipelines.core import machine
 from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json
 from scripts.peers import harness, processes
-from scripts.peers.quantization import opening, own_models
+from scripts.peers.quantization import opening, own_models, settings
 
 
 @pytest.fixture
@@ -108,6 +108,14 @@ def test_larger_batches_are_timed_where_files_take_them(tmp_path, monkeypatch):
     rows = own_models.rows({"models": [free, fixed]})
     assert [row[1] for row in rows] == ["fp32", "fp32, batch 8"] * 2
     assert {len(row) for row in rows} == {len(own_models.COLUMNS)}
+
+
+@pytest.mark.parametrize(("file", "weights"), [("m.xml", "m.bin"), ("m.onnx", "m.onnx.data")])
+def test_weights_beside_a_file_count_as_its_bytes(tmp_path, file, weights):
+    (tmp_path / file).write_bytes(b"123")
+    assert settings.size_of(tmp_path / file) == 3
+    (tmp_path / weights).write_bytes(b"45")
+    assert settings.size_of(tmp_path / file) == 5
 
 
 def test_samples_of_another_axis_make_no_batch(folder):
