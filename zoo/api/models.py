@@ -96,6 +96,9 @@ def info(model: Model) -> dict[str, Any]:
 def _of_delta(path: Path) -> dict[str, Any]:
     from zoo.api.exporting import describe  # imports onnx, unlike a run of a finished model
 
+    model = path.with_name(f"{Path(path.stem).stem}.onnx")
+    if model.is_file() and not zipfile.is_zipfile(path):  # see `pipelines.engines.native.prepared`
+        raise RequestError(f"{path} is the native engine's program of {model}; run: zoo info {model}")
     with open_delta(path) as delta:
         changed = {name: sum(piece.data for piece in file.pieces) for name, file in delta.files.items() if file.pieces}
         return {"path": str(path), **describe(delta), "files": changed}

@@ -475,3 +475,5 @@ def test_quantizing_packs_and_validates_the_file_for_its_first_use(cnn: Path, mo
     path, _ = (Path(shutil.copy(name, cnn.parent / "copied")) for name in ("again.onnx", made))
     np.testing.assert_equal(catalog.load(path, "native").run(batch), expected)
     assert not (cnn.parent / "other").exists()
+    with pytest.raises(RequestError, match=r"is the native engine's program of again\.onnx; run: zoo info again\.onnx"):
+        zoo.info(made)
