@@ -94,6 +94,6 @@ def exported() -> None:
     settings = "zoo,onnxruntime-static,onnxruntime-dynamic,nncf-default,nncf-transformer"
     opened = "convnext-tiny-shaped,deit-tiny-shaped,mobilenet-v3-large-shaped,yolov8n-shaped"
     with tempfile.TemporaryDirectory() as scratch:
-        subprocess.run([sys.executable, PEERS, "exported", scratch, "--photos", photos], check=True)
-        arguments = scratch, "--settings", settings, "--opened", opened
+        subprocess.run([sys.executable, PEERS, "exported", scratch, "--photos", photos, "--free-batch"], check=True)
+        arguments = scratch, "--settings", settings, "--batch", "1,8", "--opened", opened
         measure_together("exported", *arguments, comparison="own-models")
