@@ -293,12 +293,9 @@ def minutes() -> str:
     columns = [report.content["parts"] for report in reports]
     rows = [[part, about[part], *(str(parts.get(part, {}).get("minutes", "")) for parts in columns)] for part in about]
     sums = [f"{sum(part['minutes'] for part in parts.values()):.1f}" for parts in columns]
-    heads = [
-        "part",
-        "measures",
-        *(f"{markdown.cpu(report)}, {markdown.link(report.path, BENCHMARKS)}" for report in reports),
-    ]
-    return section("Minutes of make bench", [markdown.table(heads, [*rows, ["sum", "", *sums]])] if reports else [])
+    heads = ["part", "measures", *(markdown.source(report, BENCHMARKS) for report in reports)]
+    table = markdown.table(heads, [*rows, ["sum of these parts", "", *sums]])
+    return section("Minutes of make bench", [table] if reports else [])
 
 
 def benchmarks_page() -> str:

@@ -115,7 +115,7 @@ def report_minutes(part: str, minutes: float) -> None:
     parts = files.read_json(path)["parts"] if path.exists() else {}
     about = (PARTS[part].__doc__ or "").splitlines()[0]
     parts[part] = {"minutes": minutes, "about": about, "commit": machine.commit()}
-    files.write_json(path, {"parts": parts, "environment": machine.environment()})
+    files.write_json(path, {"parts": parts, "environment": machine.environment(threads=machine.cores())})
 
 
 def run(part: Callable[[], None]) -> str | None:
