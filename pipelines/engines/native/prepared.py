@@ -27,7 +27,7 @@ Program = PackedProgram | Partition[PackedProgram]
 
 @dataclass(frozen=True)
 class PreparedProgram:
-    """A packed program whose results were validated.
+    """A packed program with validated results.
 
     Attributes:
         origin: Identity of its ONNX file, see `files.identity`, as pairs.

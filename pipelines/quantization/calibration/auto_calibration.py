@@ -37,7 +37,7 @@ from pipelines.graph import io
 from pipelines.quantization.algorithms.smooth_channels import is_mostly_linear
 from pipelines.quantization.algorithms.split_channels import Splits
 from pipelines.quantization.calibration.calibrate import MEMORY, Observation, observe
-from pipelines.quantization.calibration.candidates import HARDEST, Evaluation, Group, Halves, select_table
+from pipelines.quantization.calibration.candidates import HARDEST, Evaluation, Folds, Group, select_table
 from pipelines.quantization.calibration.compared_outputs import ROOM, Errors, OutputSqnr, can_be_cut
 from pipelines.quantization.calibration.effort import Effort, effort_of, elements, fitting_head, split_held_out
 from pipelines.quantization.calibration.float_layers import leave_float
@@ -182,7 +182,7 @@ class _Steps:
     def best_ranges(self, groups: list[Group], smoothing: Factors) -> CalibrationTable:
         """Returns the table of the best ranges; smoothed where that gains and all candidates are not."""
         tables = list(itertools.chain(*groups))
-        best = self.evaluation.best_ranges(groups, halves=self._halves) if len(tables) > 1 else tables[0]
+        best = self.evaluation.best_ranges(groups, folds=self._folds) if len(tables) > 1 else tables[0]
         if not smoothing or not self._smooths_best_alone:
             return best
         self._sources = [self._scaled_source({}, smoothing)]
@@ -214,7 +214,7 @@ class _Steps:
         smoothing = smoothing_factors(self._scaled({}, splitting), self._recipe, self.counted) if smooths else {}
         self._sources = [self._scaled_source(splitting, smoothing)]
         groups = self._tables()
-        split, of_split = self.corrected(self.evaluation.best_ranges(groups, halves=self._halves), groups)
+        split, of_split = self.corrected(self.evaluation.best_ranges(groups, folds=self._folds), groups)
         logger.info("splitting hidden channels: %.1f dB of SQNR, without: %.1f dB", of_split.sqnr, errors.sqnr)
         return select_table([best, split], [errors, of_split], self.evaluation.lowest(), SPLIT_GAIN)
 
@@ -232,8 +232,8 @@ class _Steps:
         return leave_float(quantizer, table, hardest, self._observation, sqnr, TAIL, thorough, HARDEST // 2)
 
     @property
-    def _halves(self) -> Halves | None:
-        """Tables of halves of the samples, for convolutional networks; None with searched ranges, which are of all."""
+    def _folds(self) -> Folds | None:
+        """Tables of the two folds, for convolutional networks; None with searched ranges, which are of all samples."""
         return None if self._recipe.search or is_mostly_linear(self._model.graph) else self._tables
 
     @property
@@ -263,12 +263,12 @@ class _Steps:
         observation.release()
         return observation
 
-    def _tables(self, half: int | None = None) -> list[Group]:
-        """Returns the tables of all observers and sources, of all samples or of a half, see `Observation.table`."""
+    def _tables(self, fold: int | None = None) -> list[Group]:
+        """Returns the tables of all observers and sources, of all samples or of a fold, see `Observation.table`."""
         return [
             [replace(table, clip=self._clip, equalization=self._factors, **scaling) for table in group]
             for observation, scaling in self._sources
-            for group in _tables(self._model, self._recipe, observation, half)
+            for group in _tables(self._model, self._recipe, observation, fold)
         ]
 
     def _scaled_source(self, splitting: Splits, smoothing: Factors) -> tuple[Observation, dict[str, Any]]:
@@ -287,13 +287,13 @@ class _Steps:
         return self._observe(scaled, binned, unchanged), {"splitting": splitting, "smoothing": smoothing}
 
 
-def _tables(model: ir.Model, recipe: QuantRecipe, observation: Observation, half: int | None) -> list[Group]:
+def _tables(model: ir.Model, recipe: QuantRecipe, observation: Observation, fold: int | None) -> list[Group]:
     """Returns the tables of all observers that the recipe allows, its own first, each with `clip_to_functions` of it.
 
     "auto" allows the means of the extremes of samples, and ranges some standard deviations wider, too.
     """
     observers = OBSERVERS if recipe.observer == "auto" else (recipe.observer,)
-    options: dict[str, Any] = {"symmetric": recipe.symmetric, "half": half}
+    options: dict[str, Any] = {"symmetric": recipe.symmetric, "fold": fold}
     tables = [observation.table(observer, **options) for observer in observers]
     if recipe.observer == "auto":
         tables += [observation.table_of_mean_extremes(width, **options) for width in DEVIATIONS]

@@ -26,33 +26,33 @@ from pipelines.quantization.recipe import OBSERVERS
 
 BATCH = 256  # maximum samples per run
 MEMORY = "128MB"
-FEW = range(8, 129)  # samples whose even and odd ones are also counted apart
+FEW = range(8, 129)  # samples, in numbers that are also counted in two folds
 ACTIVATIONS = 0.9  # least share of the memory for activations; the less, the more often large models run
 
 
-class HalvedHistogram(Histogram):
-    """A histogram of all samples, and of the even and the odd ones of the first samples; arguments: see `Histogram`."""
+class FoldedHistogram(Histogram):
+    """A histogram of all samples, and of two folds of few: the even and the odd ones; arguments: see `Histogram`."""
 
     def __init__(self, binned: bool = True, drawn: int | None = None) -> None:
         super().__init__(binned, drawn)
-        self._halves = [Histogram(binned, drawn) for _ in range(2)]
+        self._folds = [Histogram(binned, drawn) for _ in range(2)]
         self._added = 0  # samples
 
     def add(self, x: NDArray[Any], samples: int = 1) -> None:
         """See `Histogram`."""
         super().add(x, samples)
-        if self._halves and self._added + samples in range(FEW.stop):
+        if self._folds and self._added + samples in range(FEW.stop):
             rows = x.reshape(samples, -1)
-            for odd, half in enumerate(self._halves):
+            for odd, fold in enumerate(self._folds):
                 if len(part := rows[(odd - self._added) % 2 :: 2]):
-                    half.add(part, len(part))
+                    fold.add(part, len(part))
         else:
-            self._halves = []
+            self._folds = []
         self._added += samples
 
-    def half(self, odd: int) -> Histogram:
+    def fold(self, odd: int) -> Histogram:
         """Returns the histogram of the even (0) or odd (1) samples, or of all if it counts nothing."""
-        return self._halves[odd] if self._halves and self._halves[odd].count else self
+        return self._folds[odd] if self._folds and self._folds[odd].count else self
 
 
 class Observation:
@@ -160,17 +160,17 @@ class Observation:
         self._leftover = {name: array[end:].copy() for name, array in feed.items()} if end < count else {}
 
     @property
-    def is_halved(self) -> bool:
-        """Whether tables of the even and of the odd samples can be computed."""
-        return self.samples in FEW and any(isinstance(hist, HalvedHistogram) for hist in self.histograms.values())
+    def has_folds(self) -> bool:
+        """Whether tables of the two folds, the even and the odd samples, can be computed."""
+        return self.samples in FEW and any(isinstance(hist, FoldedHistogram) for hist in self.histograms.values())
 
-    def table(self, observer: str = "auto", *, symmetric: bool = False, half: int | None = None) -> CalibrationTable:
+    def table(self, observer: str = "auto", *, symmetric: bool = False, fold: int | None = None) -> CalibrationTable:
         """Chooses ranges from the histograms.
 
         Args:
             observer: See `QuantRecipe.observer`.
             symmetric: Tensors with negatives get the range -high .. high.
-            half: 0 for the even samples alone, 1 for the odd ones, if `is_halved`; None for all.
+            fold: 0 for the even samples alone, 1 for the odd ones, if `has_folds`; None for all.
 
         Returns:
             The calibration table, without corrections.
@@ -183,7 +183,7 @@ class Observation:
         tensors = {}
         with progress("choosing ranges", len(self.histograms)) as advance:
             for name in (tensor for tensor in self._order if tensor in self.histograms):
-                hist = self._histogram(name, half)
+                hist = self._histogram(name, fold)
                 if hist.count and hist.finite:
                     method, low, high = choose(hist, observer, symmetric)
                     tensors[name] = TensorRange(hist.low, hist.high, low, high, hist.count, method, hist.summary())
@@ -191,19 +191,19 @@ class Observation:
         of_samples = hashlib.sha256(b"".join(sha.digest() for sha in self._input_digests.values())).hexdigest()
         return CalibrationTable(self._graph_digest, observer, self.samples, of_samples, tensors)
 
-    def _histogram(self, name: str, half: int | None) -> Histogram:
+    def _histogram(self, name: str, fold: int | None) -> Histogram:
         histogram = self.histograms[name]
-        return histogram if half is None or not isinstance(histogram, HalvedHistogram) else histogram.half(half)
+        return histogram if fold is None or not isinstance(histogram, FoldedHistogram) else histogram.fold(fold)
 
     def table_of_mean_extremes(
-        self, deviations: float = 0.0, *, symmetric: bool = False, half: int | None = None
+        self, deviations: float = 0.0, *, symmetric: bool = False, fold: int | None = None
     ) -> CalibrationTable:
         """Returns the table of min-max ranges, with `Histogram.mean_extremes` for the tensors counted in bins.
 
         Args:
             deviations: See `Histogram.mean_extremes`.
             symmetric: Tensors with negatives get the range -high .. high.
-            half: See `table`.
+            fold: See `table`.
 
         Returns:
             The calibration table, without corrections.
@@ -211,10 +211,10 @@ class Observation:
         Raises:
             RequestError: See `table`.
         """
-        table = self.table("minmax", symmetric=symmetric, half=half)
+        table = self.table("minmax", symmetric=symmetric, fold=fold)
         tensors = dict(table.tensors)
         for name, observed in tensors.items():
-            histogram = self._histogram(name, half)
+            histogram = self._histogram(name, fold)
             low, high = histogram.mean_extremes(deviations)
             if symmetric and observed.low < 0:
                 low, high = min(low, -high), max(-low, high)
@@ -291,7 +291,7 @@ class Observation:
         for name, array in arrays.items():
             if name not in self.histograms:
                 binned = self._binned is None or name in self._binned
-                kind = HalvedHistogram if binned else Histogram
+                kind = FoldedHistogram if binned else Histogram
                 self.histograms[name] = kind(binned, DRAWN if self._quick else None)
             self.histograms[name].add(array, samples if array.ndim and len(array) == samples else 1)
             if name in self._output_names and not self.histograms[name].finite:

@@ -48,7 +48,7 @@ KEPT = 2**29  # bytes of weights of candidates above which their sessions are no
 CHANCE = 1.0  # minimum gain of an alternative in dB; less may be noise
 Group = list[CalibrationTable]  # the first, and variants of it
 Lowest = Callable[[list[CalibrationTable]], list[float]]
-Halves = Callable[[int], list[Group]]  # 0 or 1 -> the same groups, of the even or of the odd samples
+Folds = Callable[[int], list[Group]]  # fold (0: the even samples, 1: the odd ones) -> its tables, in the same groups
 Opened = Callable[[CalibrationTable], ort.InferenceSession]
 
 
@@ -111,8 +111,8 @@ def select_table(
 class _Candidate:
     """A calibration table, a session of its int8 model, and its errors on the first `batches` batches.
 
-    crossed: tables of the two halves of the samples, each with the batch that its evaluation ends before: the batches
-    of the other half come first or last. Empty: the table itself is evaluated.
+    crossed: tables of the two folds, each with the batch that its evaluation ends before: the batches of the other fold
+    come first or last. Empty: the table itself is evaluated.
     """
 
     table: CalibrationTable
@@ -142,7 +142,7 @@ def _close(candidates: list[_Candidate], most: float) -> list[_Candidate]:
 
 
 def _others_of_best(groups: list[list[_Candidate]], most: float) -> Iterator[_Candidate]:
-    """Yields the groups whose first candidate is at most `most` dB of SQNR below the best by then, without that one."""
+    """Yields further candidates of the groups with a first one at most `most` dB of SQNR below the best."""
     least = max(group[0].errors.sqnr for group in groups) - most
     yield from (trial for group in groups if group[0].errors.sqnr >= least for trial in group[1:])
 
@@ -166,32 +166,30 @@ class Evaluation:
         count, self.model, self._recipe, self._work = observation.samples, model, recipe, work
         evaluated = stride_of(model, samples, count, work.at_least(work.evaluated, elements(observation)))
         more = stride_of(model, samples, count, work.lowest_of(model, observation))
-        evaluated_batches: tuple[list[Batch], list[Batch]] = [], []  # of the even and of the odd samples, if halved
+        evaluated_batches: tuple[list[Batch], list[Batch]] = [], []  # of the two folds, if there are any
         others: list[Batch] = []
-        self._is_halved, start, cuts = bool(observation.is_halved and work.lowest), 0, can_be_cut(model)
+        self._has_folds, start, cuts = bool(observation.has_folds and work.lowest), 0, can_be_cut(model)
         for index, chunk in enumerate(sample_chunks(model, samples)):
             if index % evaluated == evaluated // 2:
-                halves = _halves(chunk) if cuts and self._is_halved else [chunk]
-                self._is_halved &= cuts or length(chunk) == 1
-                for half, batch in enumerate(halves):
-                    evaluated_batches[(start + half) % 2 if self._is_halved else 0].append(batch)
+                parts = _folds(chunk) if cuts and self._has_folds else [chunk]
+                self._has_folds &= cuts or length(chunk) == 1
+                for fold, batch in enumerate(parts):
+                    evaluated_batches[(start + fold) % 2 if self._has_folds else 0].append(batch)
             elif work.lowest and index % more == more // 2:
                 others.append(chunk)
             start += length(chunk)
         even, odd = evaluated_batches
-        self._is_halved &= bool(odd and even)
+        self._has_folds &= bool(odd and even)
         self._ends = len(odd), len(odd) + len(even)  # of the batches on which ranges of even and odd samples are judged
         self._evaluated, self._batches = len(odd) + len(even), [*odd, *even, *others]
         self._metric = OutputSqnr(model, self._batches, not work.thorough)
-        self._crosses = self._has_crossed = False  # whether ranges are, or were, cross-validated
+        self._has_crossed = False  # whether ranges were cross-validated
         self._ranged: list[_Candidate] = []  # the last candidates of ranges, if their weights were int8
         self.quantizer = Quantizer(model, recipe)
         self.int8_models = Int8Models(self.quantizer)
         self._exact_weights = recipe.correct and work.corrected != 0
 
-    def best_ranges(
-        self, groups: list[Group], chance: float = CHANCE, halves: Halves | None = None
-    ) -> CalibrationTable:
+    def best_ranges(self, groups: list[Group], chance: float = CHANCE, folds: Folds | None = None) -> CalibrationTable:
         """Selects the table of the best ranges; no range was fitted to the outputs.
 
         Unless the effort is thorough, candidates behind by more than `CLOSE` on a quarter of the samples are dropped,
@@ -200,19 +198,18 @@ class Evaluation:
         Args:
             groups: Candidates, variants of the same ranges together.
             chance: Minimum gain in dB over the first table, see `select_table`.
-            halves: For the cross-validation of few samples; None: all candidates are evaluated on their own samples.
+            folds: For the cross-validation of few samples; None: all candidates are evaluated on their own samples.
 
         Returns:
             The table.
         """
-        self._crosses = halves is not None and self._is_halved
-        self._has_crossed |= self._crosses
         waiting = [[_Candidate(table) for table in group] for group in groups if group]
-        if halves is not None and self._is_halved:
-            self._cross(waiting, functools.cache(halves))
+        if crosses := folds is not None and self._has_folds:
+            self._cross(waiting, functools.cache(folds))
+            self._has_crossed = True
         candidates, part = list(itertools.chain(*waiting)), -(-self._evaluated // 4)
         if not self._work.thorough and part < self._evaluated:
-            candidates = self._close_on_part(waiting, part)
+            candidates = self._close_on_part(waiting, part, *((CROSSED, CROSSED) if crosses else (CLOSE, 0.0)))
         keep = len(candidates) * query.weight_bytes(self.model) < KEPT
         if len(candidates) == 1:
             return candidates[0].table
@@ -223,33 +220,32 @@ class Evaluation:
 
         def lowest(close: list[CalibrationTable]) -> list[float]:
             chosen = [candidate for table in close for candidate in candidates if candidate.table is table]
-            if self._crosses:
+            if crosses:
                 return [candidate.errors.worst for candidate in chosen]
             return self._worst(chosen, self._open_ranges, keep)
 
         tried, errors = [candidate.table for candidate in candidates], [candidate.errors for candidate in candidates]
-        self._ranged = [] if self._exact_weights or self._crosses else candidates
+        self._ranged = [] if self._exact_weights or crosses else candidates
         return select_table(tried, errors, lowest if self._work.lowest else None, chance)[0]
 
-    def _cross(self, groups: list[list[_Candidate]], halves: Halves) -> None:
+    def _cross(self, groups: list[list[_Candidate]], folds: Folds) -> None:
         """Lets ranges of the even samples be evaluated on the odd ones, and vice versa."""
 
-        def table(half: int, group: int, position: int) -> CalibrationTable:
-            variants = halves(half)[group]
+        def table(fold: int, group: int, position: int) -> CalibrationTable:
+            variants = folds(fold)[group]
             return variants[min(position, len(variants) - 1)]
 
         for number, group in enumerate(groups):
             for position, trial in enumerate(group):
                 trial.crossed = [
-                    (end, functools.partial(table, half, number, position)) for half, end in enumerate(self._ends)
+                    (end, functools.partial(table, fold, number, position)) for fold, end in enumerate(self._ends)
                 ]
 
-    def _close_on_part(self, groups: list[list[_Candidate]], part: int) -> list[_Candidate]:
-        """Evaluates the first candidates of all groups, and all of the best group, on the first `part` batches.
+    def _close_on_part(self, groups: list[list[_Candidate]], part: int, most: float, others: float) -> list[_Candidate]:
+        """Evaluates the first candidates of all groups on the first `part` batches, and all of the best groups.
 
-        Returns those that are close, see `_close`.
+        Best groups are those at most `others` dB below the best. Returns those that are close by `most`, see `_close`.
         """
-        most, others = (CROSSED, CROSSED) if self._crosses else (CLOSE, 0.0)
         size = query.weight_bytes(self.model)
         held: list[_Candidate] = []  # of those evaluated so far, with their sessions, the best first
         for trial in itertools.chain((group[0] for group in groups), _others_of_best(groups, others)):
@@ -381,7 +377,7 @@ class Evaluation:
         return [candidate.errors.worst if candidate in close else -np.inf for candidate in candidates]
 
 
-def _halves(batch: Batch) -> list[Batch]:
+def _folds(batch: Batch) -> list[Batch]:
     """Returns the even and the odd samples of a batch, those there are."""
     parts = [{name: array[odd::2] for name, array in batch.items()} for odd in range(2)]
     return [part for part in parts if length(part)]

@@ -347,7 +347,7 @@ def options(parser: harness.Parser) -> None:
     parser.names("--settings", "setting", SETTINGS)
     parser.numbers("--batch", "1", "numbers of samples of the timed batches")
     parser.count("--rounds", 9, "turns of each engine, 0: no timing", least=0)
-    parser.add_argument("--opened", default="", metavar="MODEL,...", help="models whose opening is measured")
+    parser.add_argument("--opened", default="", metavar="MODEL,...", help="models with the costs of opening")
     parser.work()
 
 

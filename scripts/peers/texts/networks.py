@@ -201,7 +201,7 @@ def time_long(workers: Mapping[str, processes.Worker], texts: Sequence[str], rou
 
 
 class Network(NamedTuple):
-    """A network, the folder of its files, what makes its engines, and the texts whose results are compared."""
+    """A network, its folder, the makers of its engines, and the texts for the comparison of results."""
 
     case: tuple[str, str, str]  # shape, size, task
     place: Path

@@ -90,7 +90,7 @@ class _Division:
         self._foreign = {node for node in self._nodes if not all(map(is_data, node.outputs))}
         self.refused: RequestError | None = None  # why the first operator without a native form has none
         self._regions: dict[tuple[object, ...], tuple[ImageProgram, dict[str, tuple[int, ...]]]] = {}
-        self._graph_order = set[str]()  # values whose writer and readers have tensors of different axes
+        self._graph_order = set[str]()  # values that writer and readers store with different orders of axes
 
     def _shape(self, value: ir.Value) -> tuple[int, ...]:
         return self._shapes.get(str(value.name), ())

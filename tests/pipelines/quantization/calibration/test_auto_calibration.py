@@ -81,8 +81,8 @@ def test_plain_min_max_is_taken_where_all_else_loses(monkeypatch):
     """Ranges that clip all but the least values, by every observer but min-max, and bad corrections."""
     chosen = module.Observation.table
 
-    def table(self, observer="auto", *, symmetric=False, half=None):
-        original = chosen(self, observer, symmetric=symmetric, half=half)
+    def table(self, observer="auto", *, symmetric=False, fold=None):
+        original = chosen(self, observer, symmetric=symmetric, fold=fold)
         if observer == "minmax":
             return original
         tensors = {
