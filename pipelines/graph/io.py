@@ -26,11 +26,13 @@ RESIZED = 11  # the first in which a Resize says which pixels it reads
 OTHER_KINDS = {  # (offset, bytes) at the start of files that hold no ONNX model
     (0, b"version https://git-lfs"): "a pointer of Git LFS; run git lfs pull in its repository",
     **{(0, start): "a page of HTML; download the .onnx file itself" for start in (b"<!", b"<html", b"<?xml")},
+    (30, b"plan.json"): "a plan file; give the .onnx file that it was made from (zoo info shows the plan)",
     (0, b"PK\3\4"): "a zip archive or a checkpoint of PyTorch; unzip it, or export the model with torch.onnx.export",
     (0, b"\x80\2"): "a pickle; load it in PyTorch and export the model with torch.onnx.export",
     (0, b"\x89HDF"): "an HDF5 file of Keras; export the model with tf2onnx",
     (4, b"ORTM"): "in ONNX Runtime's own format; give the .onnx file that it was made from",
     (4, b"TFL3"): "a TensorFlow Lite model; export the model as ONNX, with tf2onnx",
+    (8, b'{"version"'): "a program of the native engine; give the .onnx file that it was made from",
     (8, b'{"'): "a file of safetensors, weights without a graph; export the model with torch.onnx.export",
 }
 logger = logging.getLogger(__name__)

@@ -533,6 +533,8 @@ def test_tensors_whose_length_lies_are_named(tmp_path, dims, entries, raw, messa
     [
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "a pointer of Git LFS; run git lfs pull"),
         (b"\n<!DOCTYPE html>", "a page of HTML"),
+        (b"PK\3\4" + bytes(26) + b"plan.json", "a plan file; give the .onnx file"),
+        (b"\x10\0\0\0\0\0\0\0" + b'{"version":1}', "a program of the native engine"),
         (b"PK\3\4\0\0", "a checkpoint of PyTorch"),
         (b"\x80\2}q\0.", "a pickle"),
         (b"\x89HDF\r\n", "an HDF5 file of Keras"),
