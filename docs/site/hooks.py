@@ -42,11 +42,11 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the top pages, the reference, and every file of the repository that a page links to."""
-    from scripts import render_catalogue
+    from scripts.rendering import catalogue
 
     for name, uri in TOP.items():
         files.append(File.generated(config, uri, abs_src_path=str(ROOT / name)))
-    files.append(File.generated(config, CATALOGUE, content=render_catalogue.page()))
+    files.append(File.generated(config, CATALOGUE, content=catalogue.page()))
     files.append(File.generated(config, FUNCTIONS, content=_package_zoo()))
     files.append(File.generated(config, COMMANDS, content=_command_line()))
     for path in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
@@ -65,7 +65,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Turns links between files of the repository into links between files of the site."""
-    if page.file.src_uri == "benchmarks.md":
+    if page.file.src_uri.startswith("benchmarks/"):
         markdown = cpu_parts(markdown)
     source = _source(page.file)
     if source is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ from pipelines.core import files
 
 ROOT = Path(__file__).resolve().parents[2]  # of the checkout, whose pages show the reports
 MODELS = ROOT / "MODELS.md"
-BENCHMARKS = ROOT / "docs" / "benchmarks.md"
+BENCHMARKS = ROOT / "docs" / "benchmarks" / "index.md"  # links of all pages in its folder are relative to it
 PEERS = ROOT / "scripts" / "peers" / "reports"
 TERMINAL = 120  # columns of a terminal
 
@@ -122,6 +123,18 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [cells[0], ["-" * max(width, 3) for width in widths], *cells[1:]]
     padded = (" | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
     return "".join(f"| {line} |\n" for line in padded)
+
+
+def reason(error: str) -> str:
+    """Returns the first clear sentence of an error message, without places in source files, in at most 130 characters.
+
+    Args:
+        error: Message of a failed peer.
+    """
+    text = re.sub(r"Exception from \S+:\d+: |Check '[^']*' failed at \S+:\d+: |\w+ API failed with \w+: ", "", error)
+    return textwrap.shorten(
+        re.split(r"(?<=[^.])\. | Set [A-Z_]+=| Name:", text)[0].rstrip("."), 130, placeholder=" ..."
+    )
 
 
 def outside_brackets(text: str) -> str:

@@ -470,7 +470,7 @@ class ReportSections(Protocol):
 
     It may also have these functions and constants:
     overview(name) -> {column: cell} for the overview of MODELS.md, OVERVIEW, the unit of these cells, and
-    benchmarks(names) -> Markdown for docs/benchmarks.md.
+    benchmarks(names) -> a page of docs/benchmarks/.
     """
 
     def sections(self, name: str) -> str:

@@ -1,4 +1,4 @@
-"""MODELS.md, docs/benchmarks.md and README's figures are what the cards and the report files hold."""
+"""MODELS.md, docs/benchmarks/ and README's figures are what the cards and the report files hold."""
 
 import json
 import re
@@ -13,9 +13,11 @@ import zoo
 from pipelines.analysis import markdown
 from pipelines.analysis.markdown import Report
 from scripts import render
-from scripts import render_chart as chart
-from scripts import render_recommenders as clicks_tables
+from scripts.rendering import chart, ratios
+from scripts.rendering import recommenders as clicks_tables
 
+BENCHMARKS = markdown.BENCHMARKS.parent
+PAGES = sorted(BENCHMARKS.glob("*.md"))
 LINES = 18  # of a model's section, tables and blank ones left out
 LINK = re.compile(r"\]\(([^)#]+)\)")
 
@@ -55,7 +57,7 @@ def test_the_chart_has_five_tasks_of_a_cpu() -> None:
     assert max(map(len, of_cpus.values())) == 5
 
 
-@pytest.mark.parametrize("page", [render.MODELS, render.BENCHMARKS, render.README])
+@pytest.mark.parametrize("page", [render.MODELS, render.README, *PAGES], ids=lambda page: page.stem)
 def test_links_lead_to_files(page: Path) -> None:
     links = [link for link in LINK.findall(page.read_text()) if "://" not in link]
     assert links
@@ -63,21 +65,18 @@ def test_links_lead_to_files(page: Path) -> None:
 
 
 def test_scripts_that_a_page_names_exist() -> None:
-    pages = [render.MODELS, render.README, *render.BENCHMARKS.parent.glob("*.md")]
+    pages = [render.MODELS, render.README, *BENCHMARKS.parent.rglob("*.md")]
     named = {name for page in pages for name in re.findall(r"scripts/[\w/]+\.py", page.read_text())}
-    assert render.BENCHMARKS in pages and "scripts/reproduce.py" in named
+    assert {*PAGES} < {*pages} and "scripts/reproduce.py" in named
     assert [name for name in sorted(named) if not (render.ROOT / name).is_file()] == []
 
 
 def test_every_report_file_is_linked_above_and_in_the_table_of_reports() -> None:
     files = {*zoo.SHIPPED.glob("*/reports/*.json"), *(render.ROOT / "scripts" / "peers" / "reports").glob("*.json")}
-    above, table = render.BENCHMARKS.read_text().split("## Reports")
-    linked = {
-        (page.parent / link).resolve()
-        for page, text in ((render.BENCHMARKS, above), (render.MODELS, render.MODELS.read_text()))
-        for link in LINK.findall(text)
-    }
-    listed = {(render.BENCHMARKS.parent / link).resolve() for link in LINK.findall(table)}
+    texts = {page: page.read_text() for page in (render.MODELS, *PAGES)}
+    texts[BENCHMARKS / "reports.md"], table = texts[BENCHMARKS / "reports.md"].split("## Reports")
+    linked = {(page.parent / link).resolve() for page, text in texts.items() for link in LINK.findall(text)}
+    listed = {(BENCHMARKS / link).resolve() for link in LINK.findall(table)}
     assert files == listed
     assert files <= linked
     for path in files:
@@ -105,7 +104,7 @@ def test_a_model_has_a_row_in_the_overview_and_a_short_section(name: str) -> Non
             assert f"({path.relative_to(render.MODELS.parent)})" in section
 
 
-@pytest.mark.parametrize("page", [render.MODELS, render.BENCHMARKS])
+@pytest.mark.parametrize("page", [render.MODELS, *PAGES], ids=lambda page: page.stem)
 def test_rows_have_as_many_cells_as_their_table_has_columns(page: Path) -> None:
     for part in page.read_text().split("\n\n"):
         assert len({line.count("|") for line in part.splitlines() if line.startswith("| ")}) <= 1, part[:200]
@@ -138,13 +137,29 @@ def test_the_overview_fits_into_a_terminal_of_120_columns() -> None:
     assert len({tuple(positions) for positions in columns}) == 6  # tables, whose columns are aligned
 
 
-def test_the_readme_has_one_table_of_five_tasks_with_the_smaller_ratios() -> None:
+def test_the_readme_has_every_load_of_the_chart_on_every_cpu() -> None:
     table = render.README.read_text().split("<!-- table:")[1].split("<!-- end of table -->")[0]
     rows = [line.split("|") for line in table.splitlines() if line.startswith("|")][2:]
-    ratios = {task.strip(): ratio.strip() for _, task, _, _, ratio, *_ in rows}
-    loads = chart.loads()
-    assert ratios == {load.task: f"{min(one.times for one in loads if one.task == load.task):.2f}x" for load in loads}
-    assert len(rows) == 5 and max(map(len, table.splitlines())) <= 120
+    ratios_of = sorted((cpu.strip(), ratio.strip()) for _, _, cpu, _, _, ratio, _ in rows)
+    assert ratios_of == sorted((load.cpu, f"{load.times:.2f}x") for load in chart.loads())
+    assert max(map(len, table.splitlines())) <= 120
+    assert len({task.strip() for _, task, *_ in rows} - {""}) == 5
+
+
+def test_a_section_with_peers_begins_with_the_ratios_to_the_fastest_one() -> None:
+    text = "\n".join(page.read_text() for page in PAGES)
+    for section in {case.section for case in ratios.cases()} - {""}:
+        assert text.count(f"## {section}\n\n{ratios.LEGEND}| workload ") == 1, section
+
+
+def test_an_error_of_a_peer_is_cut_to_its_first_clear_sentence() -> None:
+    openvino = (
+        "RuntimeError: Exception from src/core.cpp:117: Check 'a != b' failed at src/a.cpp:201: Not enough registers"
+    )
+    assert markdown.reason(openvino) == "RuntimeError: Not enough registers"
+    assert markdown.reason("KeyError: 'val' Set TORCHDYNAMO_VERBOSE=1 for more.") == "KeyError: 'val'"
+    assert markdown.reason("ValueError: Cannot load it. This may be old.") == "ValueError: Cannot load it"
+    assert len(markdown.reason("word " * 100)) <= 130
 
 
 def test_families_of_several_labels_and_next_items():

@@ -1,4 +1,4 @@
-"""Sections on recommenders in MODELS.md and docs/benchmarks.md, rendered from report files."""
+"""Sections on recommenders in MODELS.md and docs/benchmarks/, rendered from report files."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def sections(name: str) -> str:
 
 
 def benchmarks(names: Sequence[str]) -> str:
-    """Renders the benchmarks of recommenders in docs/benchmarks.md.
+    """Renders the page of recommenders in docs/benchmarks/.
 
     Args:
         names: Names of the models.
@@ -89,10 +89,10 @@ def benchmarks(names: Sequence[str]) -> str:
     for name in names:
         for kind, (title, render) in kinds.items():
             rendered = [render(report) for report in _reports(name, kind)]
-            parts += [f"### {name}: {title}\n", *rendered] if any(rendered) else []
+            parts += [f"## {name}: {title}\n", *rendered] if any(rendered) else []
         if trainings := _reports(name, "training"):
-            parts += [f"### {name}: training\n", _training(trainings)]
-    return "\n".join(["## Click-through rate\n", *parts]) if parts else ""
+            parts += [f"## {name}: training\n", _training(trainings)]
+    return "\n".join(["# Click-through rate\n", *parts]) if parts else ""
 
 
 def _reports(name: str, kind: str) -> list[Report]:

@@ -1,4 +1,4 @@
-"""Text encoders in MODELS.md and docs/benchmarks.md, rendered from report files."""
+"""Text encoders in MODELS.md and docs/benchmarks/, rendered from report files."""
 
 from __future__ import annotations
 
@@ -130,14 +130,14 @@ def _lowest(change: Mapping[str, float]) -> str:
 
 
 def benchmarks(names: Sequence[str]) -> str:
-    """Returns the section of text encoders in docs/benchmarks.md.
+    """Returns the page of text encoders in docs/benchmarks/.
 
     Args:
         names: Names of the models.
     """
     tables = [_peer_tables(report) for report in reports(PEERS, "texts")]
     networks = [_network_table(report) for report in reports(PEERS, "text-networks")]
-    parts = ["## Sentence encoders\n", PEER_LEGEND, *tables] if tables else []
+    parts = ["# Text encoders\n", *(["## Sentence encoders\n", PEER_LEGEND, *tables] if tables else [])]
     return "\n".join([*parts, *(["## Text encoders by architecture\n", NETWORK_LEGEND, *networks] if networks else [])])
 
 

@@ -1,4 +1,4 @@
-"""Sections of translation models in MODELS.md and docs/benchmarks.md, rendered from report files."""
+"""Sections of translation models in MODELS.md and docs/benchmarks/, rendered from report files."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def sections(name: str) -> str:
 
 
 def benchmarks(names: Sequence[str]) -> str:
-    """Returns the section of translation models in docs/benchmarks.md.
+    """Returns the page of translation models in docs/benchmarks/.
 
     Args:
         names: Names of the models.
@@ -137,11 +137,11 @@ def benchmarks(names: Sequence[str]) -> str:
     engines = [_beside_engines(report) for report in reports(PEERS, "translation")]
     rewrites = [_rewrites(report) for report in reports(PEERS, "steps")]
     parts = [
-        *(["### Threads\n", *threads] if threads else []),
-        *(["### Engines\n", ENGINES, *engines] if engines else []),
-        *(["### Rewrites\n", REWRITES, *rewrites] if rewrites else []),
+        *(["## Engines\n", ENGINES, *engines] if engines else []),
+        *(["## Threads\n", *threads] if threads else []),
+        *(["## Rewrites\n", REWRITES, *rewrites] if rewrites else []),
     ]
-    return "\n".join(["## Translation\n", *parts]) if parts else ""
+    return "\n".join(["# Translation\n", *parts]) if parts else ""
 
 
 def _texts_to_texts(name: str) -> list[TextToText]:

@@ -1,4 +1,4 @@
-"""Image classifiers in MODELS.md and docs/benchmarks.md, rendered from report files."""
+"""Image classifiers in MODELS.md and docs/benchmarks/, rendered from report files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import zoo
-from pipelines.analysis.markdown import BENCHMARKS, MODELS, PEERS, Report, cpu_column, newest, reports, source, table
+from pipelines.analysis.markdown import (
+    BENCHMARKS,
+    MODELS,
+    PEERS,
+    Report,
+    cpu,
+    cpu_column,
+    newest,
+    reports,
+    source,
+    table,
+)
 from pipelines.models.hub import Hub
 
 OVERVIEW = "ms per photo, JPEG to label"
@@ -65,7 +76,7 @@ def sections(name: str) -> str:
 
 
 def benchmarks(names: Sequence[str]) -> str:
-    """Renders the section of image classifiers in docs/benchmarks.md.
+    """Renders the page of image classifiers in docs/benchmarks/.
 
     Args:
         names: Names of the models.
@@ -78,12 +89,12 @@ def benchmarks(names: Sequence[str]) -> str:
     networks = [_networks_alone(report) for report in reports(PEERS, "image-networks")]
     quantizers = [_peer_quantizers(report) for report in reports(PEERS, "vision")]
     parts = [
-        *(["### From JPEG to label\n", _pipelines(measured)] if measured else []),
-        *(["### Peer pipelines\n", *pipelines] if pipelines else []),
-        *(["### Networks\n", *networks] if networks else []),
-        *(["### Quantizers\n", *quantizers] if quantizers else []),
+        *(["## From JPEG to label\n", _pipelines(measured)] if measured else []),
+        *(["## Peer pipelines\n", *pipelines] if pipelines else []),
+        *(["## Networks\n", *networks] if networks else []),
+        *(["## Quantizers\n", _best_quantizers(), *quantizers] if quantizers else []),
     ]
-    return "\n".join(["## Image classification\n", *parts]) if parts else ""
+    return "\n".join(["# Image classification\n", *parts]) if parts else ""
 
 
 def _reports(name: str) -> list[Report]:
@@ -248,6 +259,23 @@ def _networks_alone(report: Report) -> str:
         "- With AVX2 only, OpenVINO's sums saturate unless weights have 7 bits (`zoo quantize --reduced-range`).\n"
         "  The native kernels are exact with 8.\n\n" + table(["network", "load", "native", *engines], rows)
     )
+
+
+def _best_quantizers() -> str:
+    """Agreement and SQNR of this project's file and of the best file of a peer, per network and CPU."""
+    rows = []
+    for report in reports(PEERS, "vision"):
+        for model in report.content["models"]:
+            cells = [model["model"], cpu(report)]
+            for key, form in (("agreement", ".2f"), ("sqnr_db", ".1f")):
+                values: dict[bool, list[tuple[float, str]]] = {True: [], False: []}
+                for result in model["results"]:
+                    for metrics in result["accuracy"].values():
+                        values[result["setting"] == "zoo"].append((metrics[key], result["setting"]))
+                cells += [f"{max(values[True])[0]:{form}}", "{:{form}} ({})".format(*max(values[False]), form=form)]
+            rows.append(cells)
+    columns = ["network", "CPU", "agreement, %: zoo", "best peer", "SQNR, dB: zoo", "best peer"]
+    return "The best file of `zoo quantize` and of its peers, each in its best engine.\n\n" + table(columns, rows)
 
 
 def _peer_quantizers(report: Report) -> str:

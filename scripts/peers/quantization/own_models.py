@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -270,74 +270,6 @@ def compare(
         "larger": {str(size): figures for size, figures in zip(sizes[1:], times[1:], strict=True)},
         "opening": openings,
     }
-
-
-# -------------------------------------------------------------------------------------------------------------- report
-
-HEAD = """Models from PyPI packages, quantized by each tool's default command on the same samples, by
-`scripts/peers/quantization/own_models.py` ({source}).
-
-- SQNR: of all outputs against fp32 in ONNX Runtime, in dB. Shapes stay dynamic.
-- agreement: percentage of samples with the same class (largest value, or side of 0.5); see the mean cosine for other
-  outputs.
-- ms: one sample, files interleaved. OV computes float operators in float32, OV default in bfloat16 (on CPUs that have
-  it).
-- s, peak MB: CPU time and memory of quantization, on one core.
-- Names ending in -shaped: networks of that shape with random weights (`scripts/peers/quantization/exported.py`).
-
-"""
-COLUMNS = (
-    *("model", "setting", "SQNR ORT", "SQNR OV", "agreement", "cosine", "MB"),
-    *("ORT ms", "OV ms", "OV default ms", "native ms", "s", "peak MB"),
-)
-
-
-def rows(report: Mapping[str, Any]) -> list[list[str]]:
-    """Returns the rows of the table of a report.
-
-    Returns:
-        Cells of `COLUMNS`: SQNR in onnxruntime and OpenVINO, agreement and cosine (in onnxruntime where it runs the
-        file), milliseconds in all engines, seconds and MB of quantizing; settings that are left out come last.
-    """
-    table = []
-    for model in report["models"]:
-        for row in model["results"]:
-            judged = row.get("accuracy", {})
-            first: dict[str, Any] = next((figures for figures in judged.values() if "sqnr_db" in figures), {})
-            speed = [model["milliseconds"].get(e, {}).get(row["setting"], {}).get("median") for e in RUNS]
-            values: list[Any] = [model["model"], row["setting"]]
-            values += [judged.get(engine, {}).get("sqnr_db") for engine in ("onnxruntime", "openvino")]
-            values += [first.get("agreement"), first.get("cosine"), round(row["bytes"] / 1e6, 2), *speed]
-            values += [row.get("seconds"), row.get("peak_mb")]
-            table.append(["" if cell is None else str(cell) for cell in values])
-        for size, engines in model.get("larger", {}).items():
-            names = {name: None for figures in engines.values() for name in figures}
-            for name in names:
-                cells = [engines.get(engine, {}).get(name, {}).get("median", "") for engine in RUNS]
-                table.append([model["model"], f"{name}, batch {size}", *[""] * 5, *map(str, cells), "", ""])
-        table += [[model["model"], setting, f"left out: {why}"] for setting, why in model["left_out"].items()]
-    return table
-
-
-OPENING_HEAD = """Opening a file, in new processes on one core: CPU milliseconds from the name of the file to the first
-result, without imports, and MB (10^6 bytes) of peak resident memory. OpenVINO compiles at every start, as by default.
-The native engine packs and validates a file at its first use on a machine (empty cache; including the child process
-that validates). `zoo quantize` does both for the file that it writes, and stores the result beside it.
-
-"""
-OPENING_COLUMNS = ("model", "setting", *("ORT", "OV", "OV default", "native", opening.EMPTY))
-
-
-def opening_rows(report: Mapping[str, Any]) -> list[list[str]]:
-    """Returns the rows of the table of openings: cells of `OPENING_COLUMNS`, CPU ms / peak MB."""
-    table = []
-    for model in report["models"]:
-        engines = model.get("opening", {})
-        for name in {name: None for figures in engines.values() for name in figures}:
-            costs = [engines.get(engine, {}).get(name) for engine in (*RUNS, opening.EMPTY)]
-            cells = [f"{cost['cpu_milliseconds']:.0f} / {cost['peak_mb']:.0f}" if cost else "" for cost in costs]
-            table.append([model["model"], name, *cells])
-    return table
 
 
 def options(parser: harness.Parser) -> None:

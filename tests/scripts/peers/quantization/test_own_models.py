@@ -10,6 +10,7 @@ from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json
 from scripts.peers import harness, processes
 from scripts.peers.quantization import opening, own_models, settings
+from scripts.rendering import third_party
 
 
 @pytest.fixture
@@ -80,9 +81,10 @@ def test_a_setting_that_fails_is_left_out(folder, tmp_path, monkeypatch):
     assert ("openvino-default" in report["milliseconds"]) == machine.has_bf16()
     assert read_json(tmp_path / "work" / "net-copy.json") == report["results"][1]
     assert report["larger"] == {}
-    rows = own_models.rows({"models": [report]})
-    assert [row[:2] for row in rows] == [["net", "fp32"], ["net", "copy"], ["net", "broken"]]
-    assert len(rows[0]) == len(rows[1]) == len(own_models.COLUMNS) and rows[2][2:] == ["left out: ValueError: no way"]
+    rows = third_party.rows({"models": [report]})
+    assert [row[:2] for row in rows] == [["net", "fp32"], ["net", "copy"]]
+    assert len(rows[0]) == len(rows[1]) == len(third_party.COLUMNS)
+    assert "- broken of net: ValueError: no way" in third_party.failures({"models": [report]})
     lines = harness.table({"models": [report]}).splitlines()
     assert lines[0].startswith("model net, samples.calibration 6") and "left_out.broken ValueError: no way" in lines[0]
     assert [line.split()[0] for line in lines[2:]] == ["setting", "fp32", "copy"]
@@ -105,9 +107,9 @@ def test_larger_batches_are_timed_where_files_take_them(tmp_path, monkeypatch):
     free, fixed = (own_models.compare(model, 2, work, (1, 8)) for model in models)
     assert free["larger"]["8"]["onnxruntime"].keys() == fixed["milliseconds"]["onnxruntime"].keys() == {"fp32"}
     assert fixed["larger"]["8"]["onnxruntime"] == {} and fixed["larger"]["8"]["openvino"].keys() == {"fp32"}
-    rows = own_models.rows({"models": [free, fixed]})
+    rows = third_party.rows({"models": [free, fixed]})
     assert [row[1] for row in rows] == ["fp32", "fp32, batch 8"] * 2
-    assert {len(row) for row in rows} == {len(own_models.COLUMNS)}
+    assert {len(row) for row in rows} == {len(third_party.COLUMNS)}
 
 
 @pytest.mark.parametrize(("file", "weights"), [("m.xml", "m.bin"), ("m.onnx", "m.onnx.data")])
@@ -136,4 +138,19 @@ def test_files_are_opened_in_new_processes_with_a_cache_of_their_own(folder, tmp
     assert not list(work.iterdir())
     models = [{"model": "net", "opening": figures}, {"model": "of an earlier report"}]
     cells = f"{cost['cpu_milliseconds']:.0f} / {cost['peak_mb']:.0f}"
-    assert own_models.opening_rows({"models": models}) == [["net", "fp32", cells, "", "", "", ""]]
+    assert third_party.opening_rows({"models": models}) == [["net", "fp32", cells, "", "", "", ""]]
+
+
+def test_the_own_file_is_compared_with_the_fastest_other_one_in_a_stock_engine():
+    def figures(**milliseconds):
+        return {name: {"median": median} for name, median in milliseconds.items()}
+
+    results = [
+        {"setting": "zoo", "accuracy": {"native": {"sqnr_db": 30.0}}},
+        {"setting": "nncf", "accuracy": {"openvino": {"sqnr_db": 20.0}}},
+        {"setting": "static", "accuracy": {"openvino": {"failed": "no"}, "native": {"sqnr_db": 25.0}}},
+    ]
+    milliseconds = {"openvino": figures(fp32=9, zoo=5, nncf=4, static=6), "native": figures(zoo=2, static=1)}
+    model = {"model": "net", "results": results, "milliseconds": milliseconds, "larger": {"8": {"openvino": {}}}}
+    expected = ["net", "1", "2.00 (native)", "30.0", "4.00 (nncf in openvino)", "20.0", "2.00x", "25.0 (static)"]
+    assert third_party.best({"models": [model]}) == [expected]

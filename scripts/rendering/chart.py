@@ -1,4 +1,4 @@
-"""The chart of docs/benchmarks.md: this project and the fastest int8 peer of each task, from the report files, as SVG.
+"""The chart of docs/benchmarks/: this project and the fastest int8 peer of each task, from the report files, as SVG.
 
 `scripts/render.py` writes it to docs/speed.svg and the same loads into README.md. A row is one load, measured
 interleaved within one run; every CPU has a part.
@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from html import escape
-from pathlib import Path
 from typing import NamedTuple
 
 import zoo
 from pipelines.analysis import markdown
+from pipelines.analysis.markdown import PEERS
 
-PEERS = Path(__file__).resolve().parent / "peers" / "reports"
 WIDTH, LEFT, BAR, ROW, HEAD = 480, 12, 15, 68, 34
 KEYS = ("results", "ratios")
 LONGEST = 240  # of a bar; its figures stand behind it

@@ -1,4 +1,4 @@
-"""Tables of docs/benchmarks.md on servers, clusters and gradient exchange, rendered by scripts/render.py."""
+"""Tables of docs/benchmarks/ on servers, clusters and gradient exchange."""
 
 from __future__ import annotations
 
@@ -15,8 +15,16 @@ NOTES = """`zoo serve` and its peers, by `scripts/peers/serving/serving.py`.
 - Peers run the same int8.onnx in ONNX Runtime, as in their documentation (`scripts/peers/serving/servers/`).
 - stop: exit code after SIGTERM, and the number of processes that remain.
 - HTTP layers were measured on a machine with other load.
-
 """
+HEADINGS = {  # of the parts of a report
+    "peers": "Servers",
+    "rows": "Batches of rows",
+    "lone": "Single requests",
+    "sentences": "Texts",
+    "embeddings": "Texts",
+    "workers": "Memory",
+    "layers": "HTTP layers",
+}
 LAYERS = "One native session behind each HTTP layer, computed on the server's thread ({source}):"
 TEXT_LOADS = {"sentences": ("multi30k-en-de", "sentence"), "embeddings": ("minilm-l6, `/v1/embeddings`", "text")}
 
@@ -197,10 +205,10 @@ def _ended(code: int | None) -> str:
 
 
 def _servers(servers: list[Mapping[str, Any]]) -> str:
-    rows = []
+    rows, failed = [], ""
     for server in servers:
         if "left_out" in server:
-            rows.append([server["server"], server["left_out"], *[""] * 7])
+            failed += f"\n{server['server']} failed: {markdown.reason(server['left_out'])}.\n"
             continue
         rate, stop = server["requests_per_second"], server["stop"]
         rows.append(
@@ -214,4 +222,4 @@ def _servers(servers: list[Mapping[str, Any]]) -> str:
             ]
         )
     columns = ["server", "requests/s", "p50, ms", "p99, ms", "one connection, p50, ms", "start, s", "MB (PSS)", "stop"]
-    return markdown.table([*columns, "package, MB"], rows)
+    return markdown.table([*columns, "package, MB"], rows) + failed

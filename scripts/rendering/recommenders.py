@@ -1,8 +1,7 @@
-"""Tables of docs/benchmarks.md on recommenders that are trained on a log, rendered by scripts/render.py."""
+"""Tables of docs/benchmarks/custom-log.md."""
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +11,6 @@ from pipelines.analysis import markdown
 
 Model = Mapping[str, Any]
 RANKED = {"recall@10": "recall@10", "recall@50": "recall@50", "ndcg@10": "NDCG@10", "mrr": "MRR"}
-REASON = 160  # characters of an error message
 
 
 def trained(report: Mapping[str, Any], source: str) -> str:
@@ -87,7 +85,7 @@ def _left_out(report: Mapping[str, Any]) -> str:
             text += f" {engine} was measured with {', '.join(models)} alone."
     for (name, why), models in failed.items():
         where = f" with {', '.join(models)}" if any(models) and len(models) < len(timed) else ""
-        text += f" {name} failed{where}: {textwrap.shorten(why, REASON, placeholder=' ...').rstrip('.')}."
+        text += f" {name} failed{where}: {markdown.reason(why)}."
     return text
 
 

@@ -21,7 +21,7 @@ to run it, data, licence, origin and files.
 {table}
 </div>
 
-`zoo list` and `zoo info NAME` show the same models. [Benchmarks](benchmarks.md) have all figures.
+`zoo list` and `zoo info NAME` show the same models. [Benchmarks](benchmarks/index.md) have all figures.
 Other models: those of other toolkits for [translation](translate-with-a-model-you-have.md) and
 [texts](search-your-own-texts.md), `hf://ORG/NAME` of the [hub](share.md), and [families](own-log.md#families) to train.
 """
