@@ -7,7 +7,7 @@ to many, see `variants`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -63,6 +63,17 @@ def tolerance(reference: Runnable, batch: Batch, expected: Batch) -> float:
         batch: Inputs.
         expected: Outputs of the reference for them, by name.
     """
+    return min(NOISY, max(ALIKE, ROUNDING * noise_of_rounding(reference.run, batch, expected)))
+
+
+def noise_of_rounding(reference: Callable[[Batch], Batch], batch: Batch, expected: Batch) -> float:
+    """Returns the largest difference that inputs moved by less than a step of 8 bits make, as a share of the power.
+
+    Args:
+        reference: Computes the outputs of a batch.
+        batch: Inputs; integers are not moved.
+        expected: Outputs of the reference for them, by name.
+    """
     rng = np.random.default_rng(0)
     steps = {
         name: (array.max() - array.min()) / 255
@@ -73,8 +84,8 @@ def tolerance(reference: Runnable, batch: Batch, expected: Batch) -> float:
     for _ in range(ROUNDED if steps else 0):
         moved = {name: batch[name] + step * rng.uniform(-0.5, 0.5, batch[name].shape) for name, step in steps.items()}
         rounded = dict(batch) | {name: array.astype(batch[name].dtype) for name, array in moved.items()}
-        noise = max(noise, largest_difference("the reference", reference.run(rounded), expected)[0])
-    return min(NOISY, max(ALIKE, ROUNDING * noise))
+        noise = max(noise, largest_difference("the reference", reference(rounded), expected)[0])
+    return noise
 
 
 def difference(engine: str, name: str, share: float) -> str:

@@ -26,7 +26,7 @@ from pipelines.engines.agreement import WrongResultsError
 from pipelines.engines.contexts import Asynchronous
 from pipelines.engines.native import prepared
 from pipelines.engines.native.prepared import CLASSES, SUFFIX, Program
-from pipelines.engines.native.validation import NativeModel, Run, validate
+from pipelines.engines.native.validation import EXACT, NativeModel, Run, textured, validate
 from pipelines.engines.onnxruntime import OnnxRuntimeSession
 from pipelines.engines.quickest import Option
 from pipelines.engines.session import BatchError, Executed, Port
@@ -109,7 +109,7 @@ def prepare(path: Path, batch: Batch) -> Path | None:
     if not extension.isas():
         return None
     try:
-        if validate(_native_model(path, 1), batch):
+        if validate(_native_model(path, 1), textured(batch)):
             return prepared.save(path, packed(path), VERSION)
     except ZooError as error:
         logger.info("no program is prepared for %s: %s", path, error)
@@ -118,7 +118,9 @@ def prepare(path: Path, batch: Batch) -> Path | None:
 
 
 def _native_model(path: Path, threads: int, sizes: Sequence[int] = ()) -> NativeModel:
-    return NativeModel(unvalidated, path, path, threads, [tuple(sizes)], sizes=CHECKED, repeated=(REPEATED,))
+    return NativeModel(
+        unvalidated, path, path, threads, [tuple(sizes)], sizes=CHECKED, repeated=(REPEATED,), limit=EXACT
+    )
 
 
 def form(path: Path) -> dict[str, Any]:
@@ -201,7 +203,7 @@ class _NetworkSession(Asynchronous):
         """Computes the outputs of a batch, see `Runnable.run`."""
         self._require(batch)
         if self._unvalidated is not None:
-            validate(self._unvalidated, {name: batch[name] for name in self.inputs})
+            validate(self._unvalidated, textured({name: batch[name] for name in self.inputs}))
             self._unvalidated = None
         try:
             return self._outputs(batch)

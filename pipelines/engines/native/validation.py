@@ -9,6 +9,7 @@ The result is cached per machine.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import logging
 import os
@@ -25,16 +26,26 @@ from numpy.typing import NDArray
 from pipelines.core import files, machine, settings
 from pipelines.core.batches import Batch, length, resized
 from pipelines.core.errors import ZooError, one_line
-from pipelines.engines.agreement import ALIKE, WrongResultsError, difference, largest_difference
+from pipelines.engines.agreement import (
+    ALIKE,
+    NOISY,
+    WrongResultsError,
+    difference,
+    largest_difference,
+    noise_of_rounding,
+)
 from pipelines.engines.openvino import child
 from pipelines.kernels import extension
 
 logger = logging.getLogger(__name__)
 
-VERSION = 12  # of verdicts: bump it when the checks change, or the results of kernels
+VERSION = 13  # of verdicts: bump it when the checks change, or the results of kernels
 SIZES = (1, 2, 8, 128)  # batch sizes that models are checked at, unless they name others
 BUDGET = 2.0  # seconds until no further batch size is checked; that of the caller always is
 ROUNDING = 1000  # times the difference that optimizations of the reference make; native kernels differ by 40 times it
+EXACT = 0.01  # difference of int8 kernels with the scales of the reference, as a share of the power; .006 was seen
+DECIDED = 10  # times what rounded inputs or optimizations change in the reference; native kernels differ by 6 times it
+MAP = 64  # values of a sample from which classes are compared
 SAME = 1e-6  # difference of a sample alone and in a batch, as a share of the power; only float remainders have any
 MIXED = (
     0.01  # the same, as a share of the difference of two samples: float parts before int8 layers may round otherwise
@@ -78,6 +89,9 @@ class NativeModel:
         expected: Opens the reference; takes its path, the number of threads, `names`, and whether to optimize it.
         sizes: Batch sizes to check.
         repeated: Further batch sizes, at which samples are compared with the sample alone, not with the reference.
+        limit: Difference as a share of the power up to which results agree. `EXACT` is for kernels that differ from the
+            reference in rounding alone, and ten times what rounding makes in the reference is allowed, see
+            `agreement.noise_of_rounding`.
     """
 
     open: Callable[..., Run]
@@ -88,6 +102,7 @@ class NativeModel:
     expected: Callable[..., Expected] = onnxruntime
     sizes: Sequence[int] = SIZES
     repeated: Sequence[int] = ()
+    limit: float = ALIKE
 
     @property
     def key(self) -> str:
@@ -125,6 +140,26 @@ def validate(model: NativeModel, batch: Batch, *others: Batch) -> bool:
     return _FAULTS[key] is not None
 
 
+def textured(batch: Batch) -> Batch:
+    """Returns a batch to validate image networks with: the same one, or noise in place of constants.
+
+    Constants, such as zeros, hide exchanged axes.
+
+    Args:
+        batch: Example batch.
+    """
+    if any(np.ptp(array) for array in batch.values() if np.size(array)):
+        return batch
+    rng = np.random.default_rng(0)
+
+    def noise(array: NDArray[Any]) -> NDArray[Any]:
+        if array.dtype == np.uint8:
+            return rng.integers(0, 256, array.shape, np.uint8)
+        return rng.normal(0, 1, array.shape).astype(array.dtype) if array.dtype.kind == "f" else array
+
+    return {name: noise(array) for name, array in batch.items()}
+
+
 def _remembered(model: NativeModel, key: str, batch: Batch, others: Sequence[Batch]) -> str | None:
     """Returns the stored fault of an earlier validation, or validates and stores the fault; None without any."""
     path = settings.home() / "verdicts" / f"native-{key}.json"
@@ -140,7 +175,7 @@ def _remembered(model: NativeModel, key: str, batch: Batch, others: Sequence[Bat
     result = child.probe(request)
     if result is None:
         return None
-    fault = str(result["fault"]) if result["difference"] > ALIKE else ""
+    fault = str(result["fault"]) if result["difference"] > model.limit else ""
     try:
         files.write_json(path, {"fault": fault, "sizes": result["sizes"], "model": str(model.path)})
     except ZooError as error:
@@ -176,7 +211,7 @@ def compare(model: NativeModel, batch: Batch, *others: Batch) -> dict[str, Any]:
             result |= {"difference": float(share), "fault": f"with a batch {shape}, {fault}"}
         result["sizes"].append(size)
     is_free = set(model.sizes) <= set(result["sizes"])  # in its number of samples
-    for size in model.repeated if example.first and is_free and result["difference"] <= ALIKE else ():
+    for size in model.repeated if example.first and is_free and result["difference"] <= model.limit else ():
         with contextlib.suppress(ZooError):
             if not example.repeats(size):
                 result |= {"difference": np.inf, "fault": f"with a batch of {size}, {DIFFERS}"}
@@ -202,12 +237,13 @@ class _Example:
     def __init__(self, model: NativeModel, batch: Batch) -> None:
         self.model, self.batch = model, batch
         self._expect = self._open_reference()
-        self._run, alone = model.open(model.path, model.threads, *model.names), resized(batch, 1)
+        run, alone = model.open(model.path, model.threads, *model.names), resized(batch, 1)
+        self._run: Run = lambda batch: self._comparable(run(batch))
         self._start, self.count = time.perf_counter(), length(batch)
         self._outputs = self._run(batch)
         self._expected = self._expect(batch, self._outputs)
         self._seconds = (time.perf_counter() - self._start) / self.count  # of a sample
-        self._noise: float | None = None  # difference that optimizations of the reference make
+        self._tolerance: float | None = None
         self.first = self._outputs if self.count == 1 else {}
         with contextlib.suppress(ZooError):  # a fixed batch size
             if self.count > 1:
@@ -215,7 +251,25 @@ class _Example:
                 self._expect(alone, self.first)
 
     def _open_reference(self, **options: Any) -> Expected:
-        return self.model.expected(self.model.reference, self.model.threads, *self.model.names, **options)
+        expect = self.model.expected(self.model.reference, self.model.threads, *self.model.names, **options)
+        return lambda batch, outputs: self._comparable(expect(batch, outputs))
+
+    def _comparable(self, outputs: Batch) -> dict[str, NDArray[Any]]:
+        """Returns outputs with maps of classes as floats."""
+        return {name: array.astype(np.float64) if self._is_map(array) else array for name, array in outputs.items()}
+
+    def _is_map(self, array: NDArray[Any]) -> bool:
+        """Whether an output has classes that are compared; one class alone may turn on the last bits of scores."""
+        is_large = self.model.limit < ALIKE and array.dtype.kind in "iu" and array.size >= MAP * len(array)
+        return is_large and not self._chooses
+
+    @functools.cached_property
+    def _chooses(self) -> bool:
+        """Whether a network ranks scores: almost equal ones change their order with the last bits."""
+        from pipelines.graph import io, query
+
+        nodes = io.load(self.model.reference).graph.all_nodes()
+        return any(query.is_op(node, "TopK", "NonMaxSuppression") for node in nodes)
 
     def is_slow(self, size: int) -> bool:
         """Whether the time for another batch of this size is up.
@@ -253,20 +307,23 @@ class _Example:
 
     def _difference(self, outputs: Batch, expected: Batch) -> tuple[float, str]:
         """The largest difference, as a share of the power of its output in the example, and the output."""
+        limit = self.model.limit
         share, name = largest_difference("native", outputs, expected)
-        if share > ALIKE and _chooses(self.model.reference):
+        if share > limit and self._chooses:
             share, name = largest_difference("native", outputs, expected, ordered=False)
         share *= min(1.0, _power(expected, name) / (_power(self._expected, name) or 1.0))  # one score may be near zero
-        if share > ALIKE and share <= ROUNDING * self._noise_of_reference():
-            share = ALIKE
-        return share, name
+        return (limit if limit < share <= self._explained() else share), name
 
-    def _noise_of_reference(self) -> float:
-        """The difference that optimizations of the reference make."""
-        if self._noise is None:
+    def _explained(self) -> float:
+        """The difference that rounding explains, as a share of the power."""
+        if self._tolerance is None:
             plain = self._open_reference(optimize=False)
-            self._noise, _ = largest_difference("native", plain(self.batch, self._run(self.batch)), self._expected)
-        return self._noise
+            noise, _ = largest_difference("native", plain(self.batch, self._outputs), self._expected)
+            self._tolerance = ROUNDING * noise
+            if self.model.limit < ALIKE:
+                moved = noise_of_rounding(lambda batch: self._expect(batch, {}), self.batch, self._expected)
+                self._tolerance = min(NOISY, DECIDED * max(noise, moved))
+        return self._tolerance
 
     def repeats(self, size: int) -> bool:
         """Whether samples in a repeated batch have the results of the first sample alone.
@@ -275,13 +332,6 @@ class _Example:
             size: Number of samples.
         """
         return _all_repeat(self._run(resized(self.batch, size)), self.first, size, self.count)
-
-
-def _chooses(path: Path) -> bool:
-    """Whether a network ranks scores: almost equal ones change their order with the last bits."""
-    from pipelines.graph import io, query
-
-    return any(query.is_op(node, "TopK", "NonMaxSuppression") for node in io.load(path).graph.all_nodes())
 
 
 def _power(outputs: Batch, name: str) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from onnx import TensorProto, helper
 
 from pipelines.core.errors import RequestError
 from pipelines.engines import catalog
-from pipelines.engines.native import images
+from pipelines.engines.native import images, validation
 from pipelines.engines.session import BatchError
 from pipelines.kernels import extension
+from pipelines.kernels.images.parts.region import Region
 
 SHAPE = [3, 12, 16]
 HEADS = ([0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3])  # orders of axes of queries, keys and values
@@ -126,7 +128,7 @@ def test_heads_of_an_attention_pass_a_border(tmp_path: Path) -> None:
     assert set(form["rest"]) <= {"Sin", "QuantizeLinear", "DequantizeLinear"}
 
 
-def test_a_map_passes_a_border_to_a_layer_over_its_last_axis(tmp_path: Path) -> None:
+def test_a_map_passes_a_border_to_a_layer_over_its_last_axis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The writer keeps a pixel's channels together, the reader a row's pixels."""
     g = Graph()
     high = layer(g, layer(g, g.quantize("image", 0.02, 120), 3, scale=0.02), 32)
@@ -137,6 +139,13 @@ def test_a_map_passes_a_border_to_a_layer_over_its_last_axis(tmp_path: Path) -> 
     actual, wanted = (catalog.load(path, engine).run(batch_of())[y] for engine in ("native", "onnxruntime"))
     assert np.square(actual - wanted).sum() < 0.001 * np.square(wanted).sum()
     assert [part.split(":")[0] for part in images.form(path)["parts"]] == ["native", "onnxruntime", "native"]
+    monkeypatch.setattr(Region, "_note_order", lambda *_: None)
+    monkeypatch.setenv("ZOO_HOME", str(tmp_path / "wrong"))
+    exchanged, zeros = images._native_model(path, 1), {"image": np.zeros((1, *SHAPE), np.float32)}
+    for batch in (batch_of(), validation.textured(zeros)):
+        assert validation.compare(exchanged, batch)["difference"] > 0.1
+        lenient = validation.compare(dataclasses.replace(exchanged, limit=0.1), batch)
+        assert lenient["difference"] == 0.1  # by the rule of the other native engines
 
 
 def test_samples_of_earlier_values_pass_a_border(tmp_path: Path) -> None:

@@ -146,6 +146,21 @@ def test_rows_that_a_network_chooses_may_come_in_another_order(rng, tmp_path, ch
     assert (result["difference"] <= agreement.ALIKE) == (right and chooses)
 
 
+def test_maps_of_classes_are_compared(rng):
+    def expect(batch, _):
+        return {"classes": batch["x"].argmax(axis=1)}
+
+    def run(batch):
+        return {"classes": expect(batch, {})["classes"].swapaxes(1, 2)}
+
+    for size, right in ((8, False), (4, True)):  # few classes may turn on the last bits of scores
+        batch = {"x": rng.normal(0, 1, (1, 5, size, size)).astype(np.float32)}
+        subject = validation.NativeModel(
+            lambda *_: run, INT8, INT8, 1, expected=lambda *_, **__: expect, limit=validation.EXACT
+        )
+        assert (validation.compare(subject, batch)["difference"] <= validation.EXACT) == right
+
+
 @pytest.mark.parametrize("last", [0, np.inf])
 @pytest.mark.parametrize(("share", "mixed"), [(1e-3, False), (0.5, True)])
 def test_roundings_of_a_batch_are_no_mixed_samples(share, mixed, last):
