@@ -146,6 +146,8 @@ class Metrics:
         )
         for (model, verb), series in self._series.items():
             series.count()
+            if not series.statuses and not _has_route(models.get(model, {}), verb):
+                continue
             values = (model, str(models.get(model, {}).get("engine", "")), verb)
             for status, count in series.statuses.items():
                 requests.add_metric((*values, str(status)), count)
@@ -167,3 +169,8 @@ class Metrics:
         yield GaugeMetricFamily("zoo_working_requests", "Requests sent to a worker.", value=state["working"])
         yield GaugeMetricFamily("zoo_workers", "Ready workers.", value=state["workers"])
         yield CounterMetricFamily("zoo_worker_restarts", "Restarts of workers that died.", value=state["restarts"])
+
+
+def _has_route(model: Mapping[str, Any], verb: str) -> bool:
+    """Whether requests for the verb can succeed, by the description of the model."""
+    return bool({"run": model.get("run"), "rank": "items" in model}.get(verb, True))

@@ -290,6 +290,7 @@ def test_the_split_of_time_and_the_pages_are_told(server: Server, lines: list[by
         'zoo_stage_seconds_bucket{engine="native",le="0.001",model="wide-deep-criteo",stage="model",verb="run"}' in text
     )
     assert 'zoo_model_info{engine="native",family="wide-deep",model="wide-deep-criteo"' in text
+    assert 'verb="rank"' in text
 
 
 def test_sigterm_loses_no_request(start: Callable[..., Server], lines: list[bytes]) -> None:

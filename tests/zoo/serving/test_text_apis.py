@@ -342,10 +342,12 @@ def test_clients_at_once_each_get_the_answer_to_their_own_text(served: Server, f
         body = json.dumps({"input": text, "model": "m"}).encode()
         questions.append(Question(EMBEDDINGS, JSON, body, [{"index": 0, "embedding": vector}]))
     at_once(served, questions, "data")
+    metrics = served.ask("/metrics")[2].decode()
+    assert 'verb="infer"' in metrics and 'verb="rank"' not in metrics  # only verbs of the model
     sizes = {
         kind: sum(
             float(line.split()[-1])
-            for line in served.ask("/metrics")[2].decode().splitlines()
+            for line in metrics.splitlines()
             if line.startswith(f"zoo_batch_size_{kind}{{") and 'verb="openai.embeddings"' in line
         )
         for kind in ("sum", "count")
