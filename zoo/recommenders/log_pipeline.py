@@ -6,6 +6,7 @@ import io
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from pipelines.data.text import TextForm
 from pipelines.models.folder import ModelFolder
 from zoo.recommenders.data import sources
 from zoo.recommenders.data.cell_values import CellForm
+from zoo.recommenders.data.columns import nested
 from zoo.recommenders.data.csv_reader import RowReader
 from zoo.recommenders.data.encoding import Floats, Rows
 from zoo.recommenders.data.features import Features
@@ -133,8 +135,14 @@ class LogPipeline(ClickPipeline):
             return None
         first = stream.readline()
         log = open_log(io.BytesIO(first))
-        if log.kind == "jsonl":  # its columns are the keys of its first lines
-            return open_log(io.BytesIO(first + b"".join(itertools.islice(stream, HEAD - 1))))
+        if log.kind == "jsonl":  # its columns are the keys of its first lines, and of others until none is missing
+            log = open_log(io.BytesIO(first + b"".join(itertools.islice(stream, HEAD - 1))))
+            names = dict.fromkeys(log.columns)
+            for number, line in enumerate(stream, HEAD + 1):
+                if names.keys() >= set(self.features.schema.feature_names):
+                    break
+                names |= dict.fromkeys(nested.json_object(log.path, number, line) if line.strip() else ())
+            return replace(log, columns=tuple(names))
         return None if log.header else log
 
     def label_in(self, lines: Iterable[bytes] = (), columns: Sequence[str] = ()) -> bool | None:

@@ -21,6 +21,7 @@ from pipelines.engines import catalog
 from pipelines.engines.native.forms import Forms
 from zoo.distributed import arrow_scorer, parts, remote_files, shards
 from zoo.distributed.shards import ShardedRun, check, run_shard
+from zoo.recommenders import log_pipeline
 
 pytestmark = pytest.mark.usefixtures("shared_home")
 
@@ -73,12 +74,13 @@ def test_shards_together_write_what_one_process_writes(log, small, tmp_path):
     assert stats["expected_clicks"] == pytest.approx(whole["expected_clicks"], abs=0.01 * stats["parts"])
 
 
-@pytest.mark.parametrize("end", ["\n", "\n\n"], ids=["", "blank"])
-def test_parts_of_json_lines_have_the_columns_of_the_first(log, small, tmp_path, end):
+@pytest.mark.parametrize(("first", "end"), [(0, "\n"), (0, "\n\n"), (300, "\n")], ids=["", "blank", "late"])
+def test_parts_of_json_lines_have_the_columns_of_all(log, small, tmp_path, monkeypatch, first, end):
     """Objects may leave out what is null, and blank lines may lie where a part begins."""
+    monkeypatch.setattr(log_pipeline, "HEAD", 10)
     rows = pq.read_table(log / "c.parquet").to_pylist()[:400]
     sparse = [
-        row if index < 5 else {key: value for key, value in row.items() if value and key != "age"}
+        row if 0 <= index - first < 5 else {key: value for key, value in row.items() if value and key != "age"}
         for index, row in enumerate(rows)
     ]
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + end for row in sparse))

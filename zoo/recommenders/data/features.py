@@ -152,9 +152,7 @@ class Features(Encoding):
         plain = not (labelled or tower or keep)
         if plain and (reader := RowReader.of(self, source)) is not None:
             return self.of_rows(reader, min(batch_rows, MOST))
-        logs = open_logs(source)
-        for opened in logs:
-            self.require(opened, tower, labelled, weighted, keep)
+        logs = [self.require(opened, tower, labelled, weighted, keep) for opened in open_logs(source)]
         clock: defaultdict[str, float] = defaultdict(float) if seconds is None else seconds
         labels = ("label", "weight")[: 1 + weighted] if labelled else ()
         outside = None if errors is None else errors.outside
@@ -218,7 +216,7 @@ class Features(Encoding):
 
     def require(
         self, log: Log, tower: str = "", labelled: bool = False, weighted: bool = True, keep: Sequence[str] = ()
-    ) -> None:
+    ) -> Log:
         """Checks that a log has the columns of the schema.
 
         Args:
@@ -227,6 +225,9 @@ class Features(Encoding):
             labelled: Whether to check the label as well.
             weighted: With `labelled`, whether to check the weight as well.
             keep: Further columns that the log must have.
+
+        Returns:
+            The log, see `Log.having`.
 
         Raises:
             RequestError: Columns are missing.
@@ -239,6 +240,7 @@ class Features(Encoding):
         ]
         required += [column.name for column in self.schema.of("label", *(("weight",) if weighted else ())) if labelled]
         required += [name for name in keep if name not in required]
+        log = log.having(required)
         types = dict(log.unread)
         if unread := [f"{name} ({types[name]})" for name in required if name in types]:
             raise RequestError(f"{log.path} has the column {', '.join(unread)[:200]}, expected texts, numbers or lists")
@@ -247,6 +249,7 @@ class Features(Encoding):
                 f"{log.path} lacks the column{'s' * (len(missing) > 1)} {listed(missing)}; found "
                 f"{listed(log.columns)[:200] or 'none'}"
             )
+        return log
 
     def _batches(
         self,

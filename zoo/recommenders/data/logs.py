@@ -17,7 +17,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,7 @@ from zoo.recommenders.data.columns import nested
 from zoo.recommenders.data.row_errors import closed_quotes
 
 BLOCK = 4 << 20  # bytes of text read at once
-HEAD = 10_000  # JSON lines whose keys are the columns
+HEAD = 10_000  # JSON lines that are read for the names of the columns; all of them if a column is missing
 ROWS = 65_536  # of a batch of JSON lines or Parquet; with lists, which may be long, a 16th
 FIRST = 64  # rows of a table that show whether a column of bytes is text
 DELIMITERS = (",", "\t", ";", "|")
@@ -72,6 +72,13 @@ class Log:
     unread: tuple[tuple[str, str], ...] = ()
     lists: tuple[str, ...] = ()
 
+    def having(self, names: Iterable[str] | None = None) -> Log:
+        """Adds the columns of the JSON lines behind the first `HEAD`, if one of `names` is missing, or for None."""
+        if self.kind != "jsonl" or (names is not None and set(names) <= set(self.columns)):
+            return self
+        with self.reading():
+            return partitioned(_of_rows(self, nested.json_objects(self.path, _file(self))), self.partition)
+
     def batches(
         self,
         columns: Sequence[str] | None = None,
@@ -103,7 +110,7 @@ class Log:
                     yield formed(batch, how)
                 return
             size = ROWS // 16 if self.lists else ROWS
-            for rows in _json_rows(self, size) if self.kind == "jsonl" else _tables(self, chosen, size):
+            for rows in _tables(self, chosen, size):
                 texts = [_texts(rows, name, how[name].separator) for name in chosen]
                 yield formed(pa.record_batch(texts, names=list(chosen)), how)
 
@@ -324,8 +331,12 @@ def _column(values: Any, name: str) -> Any:
 
 
 def _tables(log: Log, columns: Sequence[str], size: int = ROWS) -> Iterator[Any]:
-    """Yields the Arrow tables of a source of tables; of a Parquet file with these columns alone, `size` rows each."""
-    if isinstance(log.place, list):
+    """Yields rows or Arrow tables of a source; of a Parquet file with these columns alone, `size` rows each."""
+    if log.kind == "jsonl":
+        rows = nested.json_objects(log.path, _file(log))
+        while part := list(itertools.islice(rows, size)):
+            yield part
+    elif isinstance(log.place, list):
         yield from (log.place[begin : begin + size] for begin in range(0, len(log.place), size))
     elif log.kind == "rows":
         yield from log.place.to_batches(size)
@@ -400,13 +411,8 @@ def _file(log: Log) -> Path | io.BytesIO:
 def _first_rows(log: Log, line: str) -> Iterator[Mapping[str, Any]]:
     """Rows of the first `HEAD` JSON lines, up to a faulty one behind the first, which is reported when it is read."""
     yield nested.json_object(log.path, 1, line)
-    try:
-        with open_decoded(_file(log)) as file:
-            for number, text in enumerate(itertools.islice(file, HEAD), 1):
-                if text.strip():
-                    yield nested.json_object(log.path, number, text)
-    except (RequestError, EOFError, OSError, UnicodeDecodeError, zlib.error):
-        pass
+    with suppress(RequestError, EOFError, OSError, UnicodeDecodeError, zlib.error):
+        yield from itertools.islice(nested.json_objects(log.path, _file(log)), HEAD)
 
 
 def _of_rows(log: Log, rows: Iterable[Mapping[str, Any]]) -> Log:
@@ -479,14 +485,6 @@ def csv_batches(
         text = re.sub(r"\bRow #(\d+)", lambda row: f"Row #{int(row[1]) + earlier}", str(error), count=1)
         hint = " (--on-error skip leaves such rows out)" * (" columns, got " in text)
         raise pa.ArrowInvalid(text + hint) from error
-
-
-def _json_rows(log: Log, size: int) -> Iterator[list[Mapping[str, Any]]]:
-    """Rows of JSON lines, `size` at a time."""
-    with open_decoded(_file(log)) as file:
-        lines = ((number, line) for number, line in enumerate(file, 1) if line.strip())
-        while part := list(itertools.islice(lines, size)):
-            yield [nested.json_object(log.path, number, line) for number, line in part]
 
 
 def _texts(rows: Any, name: str, separator: str) -> pa.Array:

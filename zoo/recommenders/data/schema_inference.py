@@ -51,7 +51,7 @@ def infer(
             column of `kinds` is absent or cannot be of its kind.
     """
     skip, kinds = on_error == "skip", dict(kinds or {})
-    logs = [log] if isinstance(log, Log) else list(log)
+    logs = [part.having() for part in ([log] if isinstance(log, Log) else log)]
     path = f"{logs[0].path}" + (f" and {len(logs) - 1} more" if len(logs) > 1 else "")
     ignored = [name for name, kind in kinds.items() if kind == "ignored"]
     rules = label_rules(label, {name for log in logs for name in log.columns})
@@ -130,7 +130,7 @@ def load_schema(path: str | Path, data: Any, on_error: str = "raise") -> Schema:
     incomplete_names = [str(column["name"]) for column in columns if _incomplete(column)]
     seen: dict[str, ColumnStatistics] = {}
     if incomplete_names:
-        logs = open_logs(data)
+        logs = [log.having(incomplete_names) for log in open_logs(data)]
         for log in logs:
             if absent := [name for name in incomplete_names if name not in log.columns]:
                 raise RequestError(f"{log.path} lacks the column {', '.join(absent)}, whose encoding the schema lacks")

@@ -13,6 +13,7 @@ from helpers.click_logs import written
 import zoo
 from pipelines.core.errors import RequestError
 from zoo.cli import app as cli
+from zoo.recommenders.data import logs
 from zoo.recommenders.data.columns import names, times
 from zoo.recommenders.data.encoding import Rows
 from zoo.recommenders.data.features import Features
@@ -384,7 +385,9 @@ def test_training_completes_an_edited_schema(tmp_path):
         assert [field.name for field in features.fields] == ["age", "item"] and features.fields[0].rows == 52
 
 
-def test_keys_of_later_json_lines_and_nested_objects_are_columns(tmp_path):
+@pytest.mark.parametrize("head", [logs.HEAD, 1])
+def test_keys_of_later_json_lines_and_nested_objects_are_columns(tmp_path, monkeypatch, head):
+    monkeypatch.setattr(logs, "HEAD", head)
     lines = [{"item": f"i{i % 7}", "click": CLICKS[i]} for i in range(ROWS)]
     for n in range(1, ROWS):
         lines[n] |= {"user": {"id": f"u{n % 9}", "geo": {"city": "AB"[n % 2]}}, "tags": ["a", "b"][: n % 3]}
@@ -397,9 +400,12 @@ def test_keys_of_later_json_lines_and_nested_objects_are_columns(tmp_path):
         specs["user.id"].distinct == 9 and specs["user.id"].missing == 1 and specs["user.geo.city"].kind == "category"
     )
     assert Features(schema).fields[0].column.name == "item" and len(next(Features(schema).read(path))) == ROWS
-    (tmp_path / "first.jsonl").write_text(json.dumps(lines[0]) + "\n" + json.dumps(lines[5]))
+    (tmp_path / "first.jsonl").write_text(json.dumps(lines[0]) + "\n" * 3 + json.dumps(lines[5]))
     read = next(Features(schema).read(tmp_path / "first.jsonl"))
     assert read.ids[0, 1] == Features(schema).fields[1].last and read.ids[1, 1] != read.ids[0, 1]
+    (tmp_path / "first.jsonl").write_text(json.dumps(lines[0]) + "\n" + json.dumps(lines[3] | {"user": {"id": 1}}))
+    with pytest.raises(RequestError, match=r"lacks the column user\.geo\.city; found item, click, user\.id"):
+        Features(schema).read(tmp_path / "first.jsonl")
 
 
 def test_columns_of_types_without_text_are_named(tmp_path):

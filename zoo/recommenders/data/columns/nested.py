@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.core.errors import RequestError, one_line
+from pipelines.data.text_files import open_decoded
 from zoo.recommenders.data.cell_values import MISSING
 
 LONGEST_NAMES = 1 << 22  # characters: every name holds those of the structs around it
@@ -31,7 +33,7 @@ def has_text(kind: pa.DataType) -> bool:
     return not pa.types.is_nested(kind)
 
 
-def json_object(path: str | Path, number: int, line: str) -> Mapping[str, Any]:
+def json_object(path: str | Path, number: int, line: str | bytes) -> Mapping[str, Any]:
     """Parses a line of JSON; values of objects in it get names such as user.id.
 
     Args:
@@ -54,6 +56,25 @@ def json_object(path: str | Path, number: int, line: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise RequestError(f"line {number} of {path} is no JSON object; expected one a line")
     return flat_row(value)
+
+
+def json_objects(path: str | Path, source: Path | io.BytesIO) -> Iterator[Mapping[str, Any]]:
+    """Reads JSON lines, see `json_object`; empty lines are left out.
+
+    Args:
+        path: Name of the file in messages.
+        source: The file, or the bytes of a text.
+
+    Returns:
+        {name: value} of the lines.
+
+    Raises:
+        RequestError: A line is not a JSON object.
+    """
+    with open_decoded(source) as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                yield json_object(path, number, line)
 
 
 def is_plain(row: Mapping[str, Any]) -> bool:

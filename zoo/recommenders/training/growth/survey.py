@@ -76,9 +76,7 @@ def survey(features: Features, data: Any, trained: dict[str, NDArray[np.bool_]])
     Raises:
         RequestError: A log lacks a column that training reads.
     """
-    logs = open_logs(data) if features.schema.header else []
-    for log in logs:
-        features.require(log, labelled=True)
+    logs = [features.require(log, labelled=True) for log in open_logs(data)] if features.schema.header else []
     fields = [field for field in growing(features) if field.table in trained]
     tables: dict[str, Occurrences] = {field.table: Occurrences() for field in fields}
     for feature in fields:
