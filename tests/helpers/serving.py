@@ -90,9 +90,9 @@ class Server:
         return json.loads(reply)
 
     def workers(self) -> list[int]:
-        """The processes that compute."""
-        keeper = _children(self.process.pid)
-        return sorted(child for parent in keeper for child in _children(parent))
+        """The processes that compute; not the one that tries OpenVINO out, which may outlast the loading."""
+        children = [child for keeper in _children(self.process.pid) for child in _children(keeper)]
+        return sorted(child for child in children if _command(child) == _command(self.process.pid))
 
     def end(self, number: int = signal.SIGTERM) -> int:
         """The exit code after a signal."""
@@ -118,6 +118,13 @@ def own_folder(folder: Path, lines: list[bytes]) -> Path:
 def _children(pid: int) -> list[int]:
     text = "".join(path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children"))
     return [int(child) for child in text.split()]
+
+
+def _command(pid: int) -> bytes:
+    """The command line of a process; empty for one that has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
 
 
 def wait_until(true: Callable[[], Any], seconds: float = 30.0) -> None:

@@ -53,7 +53,7 @@ def test_a_grown_model_takes_the_place_of_the_served_one(
     body, stop, answers = json.dumps({"user": USER}).encode(), threading.Event(), list[Any]()
 
     def ask() -> None:
-        while not stop.is_set():
+        while not stop.wait(0.002):  # the new files are opened at a low priority
             results = server.json(f"/v1/models/{name}:rank", body, JSON)["results"]
             answers.append([hit["item"] for hit in results])
 
@@ -66,7 +66,7 @@ def test_a_grown_model_takes_the_place_of_the_served_one(
         else:
             live.rename(days / "old")
             (days / "new").rename(live)
-        wait_until(lambda: any(f"the new files of {name} are served" in message for message in server.said), 60)
+        wait_until(lambda: any(f"the new files of {name} are served" in message for message in server.said), 240)
         count = len(answers)
         wait_until(lambda: len(answers) > count + 5)
     finally:
