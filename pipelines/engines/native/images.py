@@ -355,7 +355,7 @@ def _converted(array: NDArray[np.float32], kind: str) -> NDArray[Any]:
 
 
 class FreeSizeSession(Asynchronous):
-    """An image network of free height and width: an `ImageSession` for each of the first `SIZES` sizes of images.
+    """An image network of free height and width, or length: a session for each of the first `SIZES` sizes of images.
 
     Further sizes, and those without a native form or with wrong results, run in ONNX Runtime. Threads may share it.
 
@@ -398,7 +398,7 @@ class FreeSizeSession(Asynchronous):
             return session
         with self._lock:
             if sizes not in self._sessions:
-                if len(self._sessions) >= SIZES or len(sizes) != 3 or 0 in sizes:
+                if len(self._sessions) >= SIZES or len(sizes) not in (2, 3) or 0 in sizes:
                     return self._opened()
                 try:
                     self._sessions[sizes] = opened(self.path, self.threads, sizes)

@@ -31,7 +31,7 @@ from pipelines.rewrites.fold_constants import FoldConstants
 from pipelines.rewrites.reshape_chains import ReshapeChains
 
 BATCH = "n"  # name of an axis of samples without one
-NOMINAL = 224  # pixels of a free height or width where none is given
+NOMINAL = 224  # pixels of a free height, width or length where none is given
 BROADCASTS = ("Add", "Div", "Max", "Min", "Mul", "Pow", "PRelu", "Sub")
 LEAST = 100  # times as many weights as a rest in float holds are int8
 
@@ -60,7 +60,7 @@ def image_program(model: ir.Model) -> ImageProgram:
 
 
 def fix_sizes(model: ir.Model, sizes: Sequence[int] = ()) -> bool:
-    """Fixes the free height and width of an image network, in place, and computes what depends on them alone.
+    """Fixes the free height and width, or length, of a network, in place, and computes what depends on them alone.
 
     An axis of samples without a name gets one, so that the shapes of other values tell it.
 
@@ -74,7 +74,7 @@ def fix_sizes(model: ir.Model, sizes: Sequence[int] = ()) -> bool:
     if len(model.graph.inputs) != 1 or (shape := query.symbolic_shape(model.graph.inputs[0])) is None:
         return False
     count, *own = shape
-    free = len(own) == 3 and sum(not isinstance(size, int) for size in own) in (1, 2)
+    free = len(own) in (2, 3) and sum(not isinstance(size, int) for size in own) in (1, 2)
     if not free and count is not None:
         return False
     if free:

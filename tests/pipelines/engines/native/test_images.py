@@ -170,6 +170,22 @@ def test_a_network_of_free_sizes_that_no_nominal_size_fits_has_parts(tmp_path: P
     assert any("convolution" in kind for kind in types) and "LRN" in types
 
 
+def test_sequences_of_free_length_have_a_program_for_each_length(tmp_path: Path) -> None:
+    """As audio networks, [n, C, T], whose convolutions `zoo quantize` makes two-dimensional."""
+    g = Graph()
+    rows = g.add("Unsqueeze", [g.quantize("image", 0.02, 120), g.constant(np.array([2]))])
+    x = g.quantize(g.layer("Conv", rows, (32, 16, 1, 3), 0.05, pads=[0, 1, 0, 1]), 0.05, 120)
+    x = g.quantize(g.layer("Conv", x, (32, 32, 1, 5), 0.05, strides=[1, 2]), 0.05, 120)
+    out = g.add("Squeeze", [x, g.constant(np.array([2]))])
+    g.ranks[out] = 3
+    path = g.save(tmp_path / "m.onnx", [16, "t"], out)  # type: ignore[list-item]
+    session = catalog.load(path, "native")
+    for length in (40, 24, 40):
+        batch = {"image": g.rng.normal(0, 1, (2, 16, length)).astype(np.float32)}
+        np.testing.assert_allclose(session.run(batch)[out], results(path, batch["image"]), rtol=1e-6)
+        assert any("convolution" in operator.type for operator in session.executed(batch))
+
+
 def test_a_size_with_wrong_results_runs_in_onnxruntime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, _ = _free(tmp_path / "m.onnx", remainder=False)
 
