@@ -21,12 +21,14 @@ from pipelines.rewrites.hoist_transposes import HoistTransposes
 from pipelines.rewrites.lift_rows import LiftRows
 from pipelines.rewrites.merge_siblings import MergeSiblings
 from pipelines.rewrites.normalize_rows import NormalizeRows
+from pipelines.rewrites.one_hot_to_gather import OneHotToGather
 from pipelines.rewrites.push_transposes import PushTransposes
 from pipelines.rewrites.remove_dead_branches import RemoveDeadBranches
 from pipelines.rewrites.reshape_chains import ReshapeChains
 from pipelines.rewrites.simplify_concat import SimplifyConcat
 from pipelines.rewrites.subpixel_convolution import SubpixelConvolution
 from pipelines.rewrites.sum_to_add import SumToAdd
+from pipelines.rewrites.tabulate_rows import TabulateRows
 from pipelines.rewrites.tile_to_expand import TileToExpand
 from pipelines.rewrites.whole_max_pool import WholeMaxPool
 from pipelines.rewrites.widen_half import WidenHalf
@@ -44,5 +46,16 @@ def file_passes() -> list[Rewrite]:
     """Returns the passes of an .onnx file that is not of this project: `SHARED`, and those that change its layers."""
     first = [shared() for shared in SHARED if shared is not MergeSiblings]
     last = [FoldScale(factors=True), SubpixelConvolution(), FoldSpaceToDepth(), MergeSiblings(), FlattenLinear()]
-    kinds = (DropNeutral, EinsumToMatMul, SumToAdd, TileToExpand, BlocksToImage, WholeMaxPool, LiftRows, NormalizeRows)
+    kinds = (
+        DropNeutral,
+        OneHotToGather,
+        TabulateRows,
+        EinsumToMatMul,
+        SumToAdd,
+        TileToExpand,
+        BlocksToImage,
+        WholeMaxPool,
+        LiftRows,
+        NormalizeRows,
+    )
     return [*(kind() for kind in kinds), *first, FuseNormalization(), *last]
