@@ -66,7 +66,7 @@ def test_a_grown_model_takes_the_place_of_the_served_one(
         else:
             live.rename(days / "old")
             (days / "new").rename(live)
-        wait_until(lambda: any(f"the new files of {name} are served" in message for message in server.said), 240)
+        wait_until(lambda: any(f"the new files of {name} are served" in message for message in server.said))
         count = len(answers)
         wait_until(lambda: len(answers) > count + 5)
     finally:

@@ -38,7 +38,7 @@ import zoo
 def mixed(start: Callable[..., Server]) -> Server:
     server = start("wide-deep-criteo", "multi30k-en-de", "mobilenet-v1-cifar10", "--engine", "native", "--workers", "2")
     # the process that checks native kernels in an empty cache is a child of the keeper, too, until it is idle
-    wait_until(lambda: len(server.workers()) == 2, 60)
+    wait_until(lambda: len(server.workers()) == 2)
     return server
 
 

@@ -247,7 +247,7 @@ def test_new_files_are_switched_to_without_a_lost_request(
     before = server.workers()
     zoo.quantize(folder, keep_float=["deep.*"])
     expected = zoo.pipeline(folder, engine="native")([lines[0]])[0]["probability"]
-    wait_until(lambda: server.json("/v1/models/mine")["version"] == "2", 60)
+    wait_until(lambda: server.json("/v1/models/mine")["version"] == "2")
     wait_until(lambda: len(server.workers()) == 2 and not set(server.workers()) & set(before))
     ended.set()
     for thread in asking:
@@ -256,7 +256,7 @@ def test_new_files_are_switched_to_without_a_lost_request(
     assert server.json(ROWS, lines[0], TSV)["results"][0]["probability"] == pytest.approx(expected, abs=1e-7)
     (folder / "card.json").write_text("{")
     (folder / "int8.onnx").touch()  # what cannot be opened is not switched to
-    wait_until(lambda: any("are not served" in message for message in server.said), 60)
+    wait_until(lambda: any("are not served" in message for message in server.said))
     assert server.ask(ROWS, lines[0], TSV)[0] == 200 and server.end() == 0
 
 

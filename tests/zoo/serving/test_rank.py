@@ -143,7 +143,7 @@ def test_a_catalogue_is_exchanged_under_load(start: Callable[..., Server], reque
         thread.start()
     parts[1].to_csv(tmp_path / "new.csv", index=False)
     (tmp_path / "new.csv").replace(file)
-    wait_until(lambda: any("the new files of shop-clicks are served" in line for line in server.said), 60)
+    wait_until(lambda: any("the new files of shop-clicks are served" in line for line in server.said))
     count = len(answers)
     wait_until(lambda: len(answers) > count + 20)
     stop.set()
@@ -153,7 +153,7 @@ def test_a_catalogue_is_exchanged_under_load(start: Callable[..., Server], reque
     assert all(answer in expected for answer in answers)
     (tmp_path / "broken.csv").write_text("item_id\ni1\n")
     (tmp_path / "broken.csv").replace(file)
-    wait_until(lambda: any("are not served" in line and "lacks the columns" in line for line in server.said), 60)
+    wait_until(lambda: any("are not served" in line and "lacks the columns" in line for line in server.said))
     assert [hit["item"] for hit in server.json(RANK, body(user=user, top=5), JSON)["results"]] == expected[1]
     assert server.end() == 0
 

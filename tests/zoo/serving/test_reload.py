@@ -28,10 +28,10 @@ def test_another_int8_file_is_served_and_a_damaged_one_is_not(
     body = b"\n".join(lines[:5])
     before = server.json(ROWS, body, TSV)["results"]
     write_bytes(file, b"no model")
-    wait_until(lambda: any("not served" in line and "int8.onnx is damaged" in line for line in server.said), 60)
+    wait_until(lambda: any("not served" in line and "int8.onnx is damaged" in line for line in server.said))
     assert server.json(ROWS, body, TSV)["results"] == before and file.read_bytes() == b"no model"
     write_bytes(file, content)
-    wait_until(lambda: any("the new files of mine are served" in line for line in server.said), 60)
+    wait_until(lambda: any("the new files of mine are served" in line for line in server.said))
     results = server.json(ROWS, body, TSV)["results"]
     assert [row["probability"] for row in results] == pytest.approx([row["probability"] for row in expected], abs=1e-5)
     assert results != before and file.read_bytes() == content
@@ -58,7 +58,7 @@ def test_a_tokenizer_that_panics_is_not_switched_to(start: Callable[..., Server]
     }
     (folder / "card.json").write_text(json.dumps(card))
     os.utime(folder / "int8.onnx")
-    wait_until(lambda: any("are not served" in line for line in server.said), 60)
+    wait_until(lambda: any("are not served" in line for line in server.said))
     said = [line for line in server.said if "zoo:" not in line or "not served" in line]
     assert len(said) == 1 and "tokenizer.json (no entry found for key)" in said[0]
     assert server.ask("/v1/models/texts-0:run", b"a text", "text/plain")[::2] == (status, vectors)

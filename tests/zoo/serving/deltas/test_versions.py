@@ -83,16 +83,16 @@ def test_deltas_are_applied_in_order_and_taken_back(
     place.mkdir()
     for day in (1, 2):
         shutil.copy(days.folder / f"{day}.zoo", place / f"{day}.zoo")
-        wait_until(lambda day=day: ask(server, days)[0] == days.version(day), 60)
+        wait_until(lambda day=day: ask(server, days)[0] == days.version(day))
         assert engine != FORM or is_served(server, days, day)
     (place / "2.zoo").unlink()
-    wait_until(lambda: ask(server, days)[0] == days.version(1), 60)
-    wait_until(lambda: any(message.endswith("1 delta taken back") for message in server.said), 60)
+    wait_until(lambda: ask(server, days)[0] == days.version(1))
+    wait_until(lambda: any(message.endswith("1 delta taken back") for message in server.said))
     shutil.copy(days.folder / "2.zoo", place / "2.zoo")
-    wait_until(lambda: ask(server, days)[0] == days.version(2), 60)
+    wait_until(lambda: ask(server, days)[0] == days.version(2))
     for day in (1, 2):
         (place / f"{day}.zoo").unlink()
-    wait_until(lambda: ask(server, days)[0] == days.version(0), 60)
+    wait_until(lambda: ask(server, days)[0] == days.version(0))
     assert engine != FORM or is_served(server, days, 0)
     assert server.end() == 0
 
@@ -116,9 +116,9 @@ def test_every_request_sees_one_version(start: Callable[..., Server], days: Days
         for _ in range(3):
             shutil.copy(days.folder / "2.zoo", place / ".2.zoo")
             (place / ".2.zoo").rename(place / "2.zoo")
-            wait_until(lambda: ask(server, days)[0] == days.version(2), 60)
+            wait_until(lambda: ask(server, days)[0] == days.version(2))
             (place / "2.zoo").unlink()
-            wait_until(lambda: ask(server, days)[0] == days.version(1), 60)
+            wait_until(lambda: ask(server, days)[0] == days.version(1))
     finally:
         stop.set()
         for thread in threads:
@@ -136,15 +136,15 @@ def test_faults_are_one_line_and_the_served_version_stays(
     place.mkdir()
     server = start(days.folder / "monday", "--workers", "1", "--deltas", place, "--engine", FORM)
     shutil.copy(days.folder / "2.zoo", place / "2.zoo")  # a gap
-    wait_until(lambda: any("2.zoo changes the model" in message for message in server.said), 60)
+    wait_until(lambda: any("2.zoo changes the model" in message for message in server.said))
     assert is_served(server, days, 0)
     (place / "1.zoo").write_bytes((days.folder / "1.zoo").read_bytes()[:5000])  # a copy that is not finished
-    wait_until(lambda: any("1.zoo is no whole delta" in message for message in server.said), 60)
+    wait_until(lambda: any("1.zoo is no whole delta" in message for message in server.said))
     assert is_served(server, days, 0)
     shutil.copy(days.folder / "1.zoo", place / "1.zoo")
-    wait_until(lambda: is_served(server, days, 2), 60)
+    wait_until(lambda: is_served(server, days, 2))
     shutil.copy(days.folder / "1.zoo", place / "3.zoo")  # another parent
-    wait_until(lambda: any("3.zoo changes the model" in message for message in server.said), 60)
+    wait_until(lambda: any("3.zoo changes the model" in message for message in server.said))
     assert is_served(server, days, 2)
     assert all(message.startswith("zoo: ") for message in server.said)
     assert server.end() == 0
@@ -178,7 +178,7 @@ def test_all_versions_run_in_the_form_of_the_model(days: Days, tmp_path: Path) -
 def test_versions_leave_no_files(start: Callable[..., Server], home: Path, days: Days, tmp_path: Path) -> None:
     server = start(days.folder / "monday", "--workers", "1", "--deltas", tmp_path, "--engine", FORM)
     shutil.copy(days.folder / "1.zoo", tmp_path)
-    wait_until(lambda: is_served(server, days, 1), 60)
+    wait_until(lambda: is_served(server, days, 1))
     own = f"{server.process.pid}-*"
     assert len([*(home / "versions").glob(own)]) == 1
     assert server.end() == 0
