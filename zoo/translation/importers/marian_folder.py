@@ -13,6 +13,11 @@ from zoo.translation.data.tokenizers import open_sentencepiece
 from zoo.translation.importers.marian_file import CONFIG, Tensor, candidates, is_model, tensors
 from zoo.translation.importers.model_reader import ModelReader
 
+# characters that YAML refuses or takes for line ends, and private ones in their place; Marian's parser keeps them
+_RAW = (*range(9), 11, 12, *range(14, 32), *range(127, 160), 0x2028, 0x2029, 0xFEFF, 0xFFFE, 0xFFFF)
+_PRIVATE = {code: 0x100000 + code for code in _RAW}
+_RESTORED = {private: code for code, private in _PRIVATE.items()}
+
 
 class Folder(ModelReader):
     """Files of a Marian model, and their errors."""
@@ -138,13 +143,14 @@ class Folder(ModelReader):
             return Vocabulary("", [], 0, 0, {})
         if name.endswith(".spm"):
             return self._of_sentencepiece(name, content)
-        tokens = self._yaml(content.decode("utf-8", "replace"), name)
+        text = content.decode("utf-8", "replace").removeprefix("\ufeff")
+        tokens = self._yaml(text.translate(_PRIVATE), name)
         if not all(isinstance(token, str) and token.isdecimal() and int(token) < 1 << 24 for token in tokens.values()):
             self.faults.append(f"{name} numbers no words")
             tokens = {}
         pieces: list[str | None] = [None] * (max(map(int, tokens.values()), default=-1) + 1)
         for piece, token in tokens.items():
-            pieces[int(token)] = piece
+            pieces[int(token)] = piece.translate(_RESTORED)
 
         def special(text: str, nematus: str, token: int) -> int:
             if token < len(pieces) and pieces[token] in (None, "", nematus):

@@ -31,7 +31,7 @@ from pipelines.core.errors import RequestError
 from pipelines.graph import io as graph_io
 from pipelines.kernels import extension
 from pipelines.kernels.transformer.mapping.from_graph import programs
-from zoo.translation.importers import marian, marian_file, recognize
+from zoo.translation.importers import marian, marian_file, marian_folder, recognize
 from zoo.translation.search.shortlist import HEADER, MAGIC, SHORTLIST, Shortlist, compute_checksum
 
 torch.set_num_threads(1)
@@ -156,6 +156,15 @@ def test_a_vocabulary_of_yaml(cut: bool, tmp_path: Path) -> None:
     if cut:
         wanted = [[(model.decode_pieces(text.split()), score) for text, score in hypotheses] for hypotheses in wanted]
     agree(ours, wanted)
+
+
+def test_words_of_characters_that_yaml_refuses_are_kept(tmp_path: Path) -> None:
+    """Words of corpora hold control characters, line ends of Unicode and a byte order mark."""
+    words = ["</s>", "<unk>", "\x90", "a\u2028b", "\ufeff", "\x7fc", "\x85", "\ufffe", "d"]
+    lines = [f"{word}: {i}" if word != "\x85" else f'? "{word}"\n: {i}' for i, word in enumerate(words[:-1])]
+    (tmp_path / "vocab.yml").write_text("\ufeff" + "\r\n".join([*lines, '"\\x64": 8']), "utf-8", newline="")
+    vocabulary = marian_folder.Folder(tmp_path)._vocabulary("vocab.yml", ())
+    assert vocabulary.pieces == words and (vocabulary.end, vocabulary.unknown) == (0, 1)
 
 
 def changed_bytes(path: Path, **arrays: Any) -> None:
