@@ -1,12 +1,12 @@
-"""Measure again what README.md, MODELS.md and docs/benchmarks.md show, and render them from the reports.
+"""Measure again what README.md, MODELS.md and docs/benchmarks/ show, and render them from the reports.
 
     python scripts/reproduce.py [PART ...] [--resume]     all parts if none is named; `make bench` runs it
 
 All parts together take less than three hours on two quiet cores. A part writes a report file for every model or
 comparison, under zoo/weights/NAME/reports/ or scripts/peers/reports/; some parts also write the figures of a card. File
 names contain the CPU, so reports of several machines are kept. A part that cannot be measured here (missing data) is
-reported at the end; the other parts continue. The end lists the minutes of all parts; docs/benchmarks.md shows them, of
-scripts/peers/reports/minutes-CPU.json. --resume leaves out the parts that earlier runs of the same commit have measured
+reported at the end; the other parts continue. The minutes of all parts are printed at the end; those of every CPU are
+in docs/benchmarks/reports.md. --resume leaves out the parts that earlier runs of the same commit have measured
 (build/reproduce.json). Peers that are not installed (extras `peers` and `ray`, and wrk, Debian's package) are missing
 in the report. $ZOO_SHARED (by default ../shared) holds weights/ and data/criteo/, movielens/, cifar10/,
 imagenet/nips17/, translation/ and stsb/.

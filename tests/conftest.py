@@ -69,7 +69,7 @@ def one_child():
     from pipelines.engines.openvino import child
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(child, "IDLE", 3600.0)
+        patch.setattr(child, "IDLE_SECONDS", 3600.0)
         yield
 
 

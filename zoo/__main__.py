@@ -8,7 +8,7 @@ import sys
 import threading
 from typing import Any, NoReturn
 
-AGAIN = 0.05  # seconds until a signal is sent again if its exception was lost
+RESEND_SECONDS = 0.05  # seconds until a signal is sent again if its exception was lost
 
 
 class Interrupted(KeyboardInterrupt):
@@ -43,7 +43,7 @@ def main() -> None:
             sys.__unraisablehook__(lost)
             return
         number = signal.SIGINT if asked[-1] == 130 else signal.SIGTERM
-        pending.append(threading.Timer(AGAIN, os.kill, (os.getpid(), number)))
+        pending.append(threading.Timer(RESEND_SECONDS, os.kill, (os.getpid(), number)))
         pending[-1].daemon = True
         pending[-1].start()
 
@@ -55,13 +55,13 @@ def main() -> None:
         from zoo.cli import app as cli
 
         cli.main()
-        _end(asked[0] if asked else 0)
+        _finish(asked[0] if asked else 0)
     except KeyboardInterrupt:
-        _end(130)
+        _finish(130)
     except SystemExit as end:
-        _leave(asked[0] if asked else end.code)  # not the error of a file that `terminate` deleted
+        _exit_now(asked[0] if asked else end.code)  # not the error of a file that `terminate` deleted
     except Exception as error:
-        _end(_signalled(error))
+        _finish(_signalled(error))
         raise
     finally:
         for future in pending:  # a signal during the shutdown of Python would kill the process
@@ -77,7 +77,7 @@ def _signalled(error: BaseException | None) -> int:
     return 0
 
 
-def _leave(code: Any) -> NoReturn:
+def _exit_now(code: Any) -> NoReturn:
     """Ends a command that failed without the shutdown of Python, which threads of libraries can block or crash.
 
     Threads of Arrow and of engines that still run then may free Python objects, which aborts the process.
@@ -95,7 +95,7 @@ def _leave(code: Any) -> NoReturn:
     os._exit(code)
 
 
-def _end(code: int) -> None:
+def _finish(code: int) -> None:
     if code == 130:
         print("zoo: interrupted", file=sys.stderr)
     if code:

@@ -31,7 +31,7 @@ from zoo.training.runs import require_free_run
 LABEL, MODEL = "label", "model"
 STEPS = 20  # of an epoch, at least, as far as batches have `FEWEST` rows
 FEWEST = 16
-LARGEST = 256
+MAX_BATCH = 256
 NOT_PACKED = ("checkpoint", ".build.lock")  # parts of a model folder that a pickle leaves out
 
 
@@ -327,7 +327,7 @@ def _order(targets: NDArray[np.int64], held_out: float, random: np.random.Random
 
 def _for_rows(rows: int) -> dict[str, Any]:
     """Returns the settings for few rows: an epoch has `STEPS` steps, and weights are averaged over one epoch."""
-    if rows >= STEPS * LARGEST:
+    if rows >= STEPS * MAX_BATCH:
         return {}
     batch = max(rows // STEPS, FEWEST)
     return {"batch_size": batch, "ema": 1 - 1 / max(rows // batch, 2)}

@@ -41,7 +41,7 @@ FLOATS = ("f32", "f16", "bf16", "f64")
 # Prefixes of operators in int8, whatever type their first input has
 INTEGER_KERNELS = ("DynamicQuantize", "MatMulInteger", "ConvInteger", "QLinear", "QGemm")
 QDQ = ("QuantizeLinear", "DequantizeLinear")
-FIRST = 16  # samples that engines run
+MAX_RUN_SAMPLES = 16  # samples that engines run
 FLOAT_SUFFIX = "@float"  # suffix of inputs that take the float value of a tensor
 
 
@@ -157,7 +157,11 @@ def _compare(
     shared = sample_axis.is_shared(float_model.graph)
     for feed in _cut(samples, comparison.fixed, comparison.probe, shared):
         comparison.measure(feed)
-        few = {name: array[: comparison.fixed or FIRST] for name, array in feed.items()} if shared else dict(feed)
+        few = (
+            {name: array[: comparison.fixed or MAX_RUN_SAMPLES] for name, array in feed.items()}
+            if shared
+            else dict(feed)
+        )
         comparison.first = comparison.first or few
         comparison.seen += length(feed)
     if not comparison.first:

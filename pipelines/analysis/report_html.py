@@ -75,8 +75,8 @@ svg text.m{font-weight:bold}.all{display:grid;grid-template-columns:repeat(auto-
 .t{font-size:12px;min-width:0}.t b,.t span{display:block;overflow:hidden;text-overflow:ellipsis;white-space:nowrap}
 .float{color:var(--red)}.int8{color:var(--green)}.b{color:var(--blue)}.r{color:var(--red)}summary{cursor:pointer;margin:1em 0}"""
 BLUE, RED = "var(--blue)", "var(--red)"
-WORST = 12  # layers in the table of largest errors, numbered in the plot
-SHOWN = 24  # tensors that are shown initially
+WORST_LAYERS = 12  # layers in the table of largest errors, numbered in the plot
+SHOWN_TENSORS = 24  # tensors that are shown initially
 
 
 def page(report: Mapping[str, Any]) -> str:
@@ -99,9 +99,9 @@ def page(report: Mapping[str, Any]) -> str:
         "model as it runs, "
         "with all error that came before. <span class='r'>\u25cf own</span>: what the operator adds alone, its inputs "
         "being the float "
-        f"model's (\u25cb where it computes in float); the {min(WORST, len(report['damaging']))} lowest are numbered "
+        f"model's (\u25cb where it computes in float); the {min(WORST_LAYERS, len(report['damaging']))} lowest are numbered "
         "as in the table.</p>",
-        _layers_plot(report["operators"], report["damaging"][:WORST]),
+        _layers_plot(report["operators"], report["damaging"][:WORST_LAYERS]),
         "<h3>The most damaging layers</h3>",
         _damaging(report),
     ]
@@ -169,7 +169,7 @@ def _html_table(columns: Sequence[str], table: Iterable[Sequence[str]]) -> str:
 
 def _damaging(report: Mapping[str, Any]) -> str:
     by_name = {op["name"]: op for op in report["operators"]}
-    worst = enumerate((by_name[name] for name in report["damaging"][:WORST]), 1)
+    worst = enumerate((by_name[name] for name in report["damaging"][:WORST_LAYERS]), 1)
     cells = [[str(rank), op["name"], op["type"], _db(op["own_db"]), _db(op["sqnr_db"])] for rank, op in worst]
     return (
         _html_table(["#", "layer", "type", "own dB", "chain dB"], cells)
@@ -330,17 +330,17 @@ def _ranges(tensors: Mapping[str, Mapping[str, Any]]) -> str:
     """Renders the ranges of all quantized tensors, sorted by rounding error."""
     order = sorted(tensors, key=lambda name: (tensors[name]["sqnr_db"] is None, tensors[name]["sqnr_db"]))
     drawn = [_tensor(name, tensors[name]) for name in order]
-    first = f'<div class="all">{"".join(drawn[:SHOWN])}</div>'
+    first = f'<div class="all">{"".join(drawn[:SHOWN_TENSORS])}</div>'
     hidden = (
-        f"<details><summary>{len(drawn) - SHOWN} more</summary><div "
-        f'class="all">{"".join(drawn[SHOWN:])}</div></details>'
+        f"<details><summary>{len(drawn) - SHOWN_TENSORS} more</summary>"
+        f'<div class="all">{"".join(drawn[SHOWN_TENSORS:])}</div></details>'
     )
     return (
         "<h2>Ranges</h2><p>The values of each quantized tensor in the calibration (height: logarithm of their number) "
         "and the range "
         "chosen for it (<span class='r'>red lines</span>: what its codes reach; values beyond saturate). The tensors "
         "that lose most by "
-        f"their own rounding come first.</p>{first}{hidden if len(drawn) > SHOWN else ''}"
+        f"their own rounding come first.</p>{first}{hidden if len(drawn) > SHOWN_TENSORS else ''}"
     )
 
 

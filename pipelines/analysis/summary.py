@@ -32,14 +32,14 @@ from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.qdq import layers
 from pipelines.quantization.quantizer import QuantReport, clean_up
 
-LOW = 20.0  # dB of SQNR below which labels begin to change
-SLOWER = 0.95  # speedup below which int8 counts as slower; short timings vary by a few percent
-QUICK = 1.0  # milliseconds of a sample in float, above which many are not timed
-MANY = 512  # rows of the second timing
-SAMPLES = 16  # samples to measure the SQNR on
-NAMED = 3  # operators in a warning
+LOW_SQNR = 20.0  # dB of SQNR below which labels begin to change
+MIN_SPEEDUP = 0.95  # speedup below which int8 counts as slower; short timings vary by a few percent
+MAX_SAMPLE_MS = 1.0  # milliseconds of a sample in float, above which many are not timed
+BATCH_ROWS = 512  # rows of the second timing
+SQNR_SAMPLES = 16  # samples to measure the SQNR on
+NAMED_OPERATORS = 3  # operators in a warning
 QUICK_REPEATS = 3  # repetitions of quick timings
-RANKED = 4  # samples to rank operators by their error on
+RANKING_SAMPLES = 4  # samples to rank operators by their error on
 Times = tuple[float, float]  # milliseconds in float and in int8
 SHAPES = ("Shape", "ConstantOfShape", "Size", "Range", "Constant")  # shape arithmetic, which is not listed
 
@@ -56,18 +56,18 @@ def summarize(
 ) -> dict[str, Any]:
     """Summarizes a quantized model: int8 layers and MACs, SQNR, speed.
 
-    Warnings report no int8 layer, an SQNR below `LOW`, a speed below `SLOWER` at all timed batch sizes (of the file as
-    users open it, see `pipelines.engines.as_opened`), and an engine with wrong results. An engine whose results of the
-    float model differ as much has a warning of its own. Graphs that read rows (inputs [samples, columns]), such as
-    rankers, are timed in batches of `MANY` rows too, as they run.
+    Warnings report no int8 layer, an SQNR below `LOW_SQNR`, a speed below `MIN_SPEEDUP` at all timed batch sizes (of
+    the file as users open it, see `pipelines.engines.as_opened`), and an engine with wrong results. An engine whose
+    results of the float model differ as much has a warning of its own. Graphs that read rows (inputs [samples,
+    columns]), such as rankers, are timed in batches of `BATCH_ROWS` rows too, as they run.
 
     Args:
         float_model: Float model after the rewrites.
         int8_model: Result of `quantize`.
         quantized: Report of `quantize`.
         table: Calibration table.
-        samples: Batches, of which the first `SAMPLES` samples are used; without samples, figures that need them are
-            None.
+        samples: Batches, of which the first `SQNR_SAMPLES` samples are used; without samples, figures that need them
+            are None.
         native: native.onnx of a model folder, which runs in the engines of this project; the files are then not timed
             as users open them. None: the native kernels run the int8 model if they support it.
         quick: Time ONNX Runtime, the native kernels and the files as users open them alone, with fewer repetitions.
@@ -122,23 +122,25 @@ def summarize(
         summary |= _speed(float_model, int8_model, few[0], many, native, quick, path)
         summary["many"] = length(many) if many else None
     summary["line"] = _line(summary)
-    summary["warnings"] = _warnings(summary, lambda: _damaging(float_model, int8_model, quantized, table, few[:RANKED]))
+    summary["warnings"] = _warnings(
+        summary, lambda: _damaging(float_model, int8_model, quantized, table, few[:RANKING_SAMPLES])
+    )
     return summary
 
 
 def _few(model: ir.Model, samples: Iterable[Batch], fixed: int | None) -> list[Batch]:
-    """Returns up to `SAMPLES` samples one at a time, or in the fixed batch size of the graph."""
-    return list(itertools.islice(sample_chunks(model, samples, 1), max(SAMPLES // (fixed or 1), 1)))
+    """Returns up to `SQNR_SAMPLES` samples one at a time, or in the fixed batch size of the graph."""
+    return list(itertools.islice(sample_chunks(model, samples, 1), max(SQNR_SAMPLES // (fixed or 1), 1)))
 
 
 def _many(model: ir.Model, few: list[Batch]) -> Batch | None:
-    """Returns a batch of `MANY` rows for a graph with inputs [samples, columns], or None."""
+    """Returns a batch of `BATCH_ROWS` rows for a graph with inputs [samples, columns], or None."""
     ranks = {len(query.dimensions(value) or [0] * 3) for value in model.graph.inputs}
     if _fixed(model) is not None or not ranks <= {1, 2} or not share_axis(few[0]):
         return None
     alike = {name: array.shape for name, array in few[0].items()}  # texts have lengths of their own
     few = [sample for sample in few if {name: array.shape for name, array in sample.items()} == alike]
-    rows = np.resize(np.arange(len(few)), MANY)
+    rows = np.resize(np.arange(len(few)), BATCH_ROWS)
     return {name: np.concatenate([few[i][name] for i in rows]) for name in few[0]}
 
 
@@ -291,7 +293,7 @@ def _as_opened(
         _, exact = open_file(paths[0])
         exact_ms, ms = timed([exact, int8], batch)
         opened: dict[str, Any] = {"engine": engine, "speed": _ratio((exact_ms, ms)), "speed_of_many": None}
-        if many and exact_ms < QUICK:
+        if many and exact_ms < MAX_SAMPLE_MS:
             opened["speed_of_many"] = _ratio(timed([exact, int8], many))
     except WrongResultsError:
         raise
@@ -330,7 +332,7 @@ class _Timer:
         """Times a batch."""
         was_busy = watch_cpu()
         exact, ms = measure(sessions, batch, **self._repeats)
-        if exact < SLOWER * ms:  # another process may have disturbed the timing
+        if exact < MIN_SPEEDUP * ms:  # another process may have disturbed the timing
             again = measure(sessions, batch, **self._repeats)
             exact, ms = max((exact, ms), tuple(again), key=lambda pair: pair[0] / pair[1])
         self.busy |= was_busy()
@@ -339,7 +341,7 @@ class _Timer:
     def add(self, engine: str, times: Times, sessions: Sequence[Runnable], many: Batch | None) -> None:
         """Records the times of one sample in an engine, and times many rows there if they are short."""
         self.of_one[engine] = times
-        if many and times[0] < QUICK:
+        if many and times[0] < MAX_SAMPLE_MS:
             self.of_many[engine] = self(sessions, many)
 
 
@@ -348,14 +350,16 @@ def _slower(summary: dict[str, Any]) -> str:
     opened = summary["as_opened"]
     speeds = summary["of_best"] if opened is None else [opened["speed"], opened["speed_of_many"]]
     sizes = ("1 sample", f"{summary['many']} samples")
-    slow = [f"{size} ({speed:.2f}x)" for size, speed in zip(sizes, speeds, strict=False) if speed and speed < SLOWER]
+    slow = [
+        f"{size} ({speed:.2f}x)" for size, speed in zip(sizes, speeds, strict=False) if speed and speed < MIN_SPEEDUP
+    ]
     return f"{_slow_where(summary)} at {' and '.join(slow)}" if slow else ""
 
 
 def _slow_where(summary: dict[str, Any]) -> str:
     """Says that int8 is slower than float, and in which engine if it is not slower in the fastest ones."""
     opened, best = summary["as_opened"], [speed for speed in summary["of_best"] if speed is not None]
-    elsewhere = opened is not None and bool(best) and max(best) >= SLOWER
+    elsewhere = opened is not None and bool(best) and max(best) >= MIN_SPEEDUP
     return f"SLOWER THAN FLOAT IN {opened['engine']}" if elsewhere else "SLOWER THAN FLOAT"
 
 
@@ -406,7 +410,7 @@ def _times(summary: dict[str, Any], digits: int = 1, engine: str | None = None) 
 
 
 def _warnings(summary: dict[str, Any], damaging: Any) -> list[str]:
-    costs = ", ".join(f"{op['name']} ({op['type']}: {op['reason']})" for op in summary["costliest"][:NAMED])
+    costs = ", ".join(f"{op['name']} ({op['type']}: {op['reason']})" for op in summary["costliest"][:NAMED_OPERATORS])
     costly = f"; the costliest float operators: {costs}" if costs else ""
     warnings = [f"WRONG IN {engine}: {why}; run the file in another engine" for engine, why in summary["wrong"].items()]
     warnings += [
@@ -417,14 +421,14 @@ def _warnings(summary: dict[str, Any], damaging: Any) -> list[str]:
         warnings.append(f"{summary['refused']}; the float file runs there: run the int8 file in onnxruntime")
     if not summary["int8_layers"]:
         warnings.append(f"NOTHING IS INT8: 0 of {summary['layers']} layers{costly}")
-    if summary["sqnr_db"] is not None and summary["sqnr_db"] < LOW:
+    if summary["sqnr_db"] is not None and summary["sqnr_db"] < LOW_SQNR:
         worst = damaging()
         named = f"; most of it comes from {', '.join(worst)}" if worst else ""
         warnings.append(
-            f"LOW ACCURACY: SQNR {summary['sqnr_db']:.1f} dB is below {LOW:.0f} dB{named}; try --search, --keep-float "
-            "REGEX for these, or zoo tune"
+            f"LOW ACCURACY: SQNR {summary['sqnr_db']:.1f} dB is below {LOW_SQNR:.0f} dB{named}; try --search, "
+            "--keep-float REGEX for these, or zoo tune"
         )
-    if summary["engine"] is not None and max(_judged_speeds(summary)) < SLOWER:
+    if summary["engine"] is not None and max(_judged_speeds(summary)) < MIN_SPEEDUP:
         opened = f", {_times_as_opened(summary, 2)}" if summary["as_opened"] is not None else ""
         warnings.append(
             f"{_slow_where(summary)}: {_times(summary, 2)}{opened}{costly}; keep the "
@@ -441,4 +445,4 @@ def _damaging(
         noise = report.noise_of_layers(float_model, int8_model, quantized, table, few)
     except ZooError:
         return []
-    return sorted(noise, key=noise.__getitem__)[:NAMED]
+    return sorted(noise, key=noise.__getitem__)[:NAMED_OPERATORS]

@@ -50,13 +50,13 @@ from pipelines.quantization.recipe import OBSERVERS, QuantRecipe
 logger = logging.getLogger(__name__)
 
 FORMAT = 3  # version of the log; increment it if the same settings give another model
-TIE = 1.05  # ratio of latencies that count as equal; the better model is kept
-MEASURED = ("drop", "sqnr_db", "metric", "metrics", "milliseconds", "error")
+LATENCY_TIE = 1.05  # ratio of latencies that count as equal; the better model is kept
+FIGURES = ("drop", "sqnr_db", "metric", "metrics", "milliseconds", "error")
 SEARCH_COST = 4  # estimated time of the first trial with search, in trials of the default recipe
-PROBES = 24  # layers that are tried in float one by one
-FIRST = 0.8  # share of the budget for the first trial; the rest is for a plain trial
-FEW = 16  # calibration samples of the plain trial
-PROBED = 16  # samples to evaluate them on
+PROBED_LAYERS = 24  # layers that are tried in float one by one
+FIRST_SHARE = 0.8  # share of the budget for the first trial; the rest is for a plain trial
+PLAIN_SAMPLES = 16  # calibration samples of the plain trial
+PROBE_SAMPLES = 16  # samples to evaluate them on
 RECIPE = QuantRecipe()
 Trial = dict[str, Any]  # a line of the log
 Opener = Callable[[Path, str, int], Runnable]  # (model file, engine, threads) -> what runs it
@@ -229,7 +229,7 @@ class _Search:
     def _quickest(self, engines: Sequence[str]) -> str:
         """Returns the fastest engine of the first int8 model; of the float model if the time ends before."""
         try:
-            with deadline.limit(self.start + FIRST * self.seconds):
+            with deadline.limit(self.start + FIRST_SHARE * self.seconds):
                 made = self.maker.make(Settings(correct=False))[0]
         except TimeIsUp:
             return min(self.float_ms, key=self.float_ms.__getitem__)
@@ -282,7 +282,7 @@ class _Search:
             start = time.monotonic()
             trial: Trial = {"name": settings.name, "settings": settings.to_json(), "drop": None, "sqnr_db": None}
             try:
-                with deadline.limit(self.start + (1 if self.trials else FIRST) * self.seconds):
+                with deadline.limit(self.start + (1 if self.trials else FIRST_SHARE) * self.seconds):
                     made = self._make(settings)
                     path = self._evaluated(trial, made)
             except (MetricError, TimeIsUp):
@@ -320,7 +320,7 @@ class _Search:
         start = time.monotonic()
         trial: Trial = {"name": f"{PLAIN.name}, few samples", "settings": PLAIN.to_json(), "drop": None}
         trial["sqnr_db"] = None
-        made = self.maker.plain(max(FEW, length(self.metric.example)))
+        made = self.maker.plain(max(PLAIN_SAMPLES, length(self.metric.example)))
         path = self._evaluated(trial, made)
         trial["seconds"] = round(time.monotonic() - start, 2)
         self.trials[PLAIN] = trial
@@ -339,7 +339,7 @@ class _Search:
         """Returns the figures of an earlier trial with the same file, or {}."""
         for trial in self.trials.values():
             if trial.get("sha256") == sha256:
-                return {key: value for key, value in trial.items() if key in MEASURED}
+                return {key: value for key, value in trial.items() if key in FIGURES}
         return {}
 
     def _measured(self, path: Path, structure: str) -> Trial:
@@ -398,7 +398,7 @@ class _Search:
         """Returns the trial of least error among the fastest that meet the goal; else the trial of least drop."""
         meeting = {settings: trial for settings, trial in self.trials.items() if self._meets(trial)}
         if meeting:
-            most = TIE * min(trial["milliseconds"] for trial in meeting.values())
+            most = LATENCY_TIE * min(trial["milliseconds"] for trial in meeting.values())
             quick = {settings: trial for settings, trial in meeting.items() if trial["milliseconds"] <= most}
             return min(quick, key=lambda settings: self._error(quick[settings]))
         usable = {settings: trial for settings, trial in self.trials.items() if trial["drop"] is not None}
@@ -407,17 +407,17 @@ class _Search:
     def _fallbacks(self, base: Settings) -> list[str]:
         """Returns the int8 layers of the base's model, sorted by the gain of output SQNR in float.
 
-        All are ordered by the error that they add themselves; the first `PROBES` of them are then tried one at a time.
+        All are ordered by the error that they add themselves; the first `PROBED_LAYERS` are then tried one at a time.
         """
         if base.name in self.orders:
             return self.orders[base.name]
-        few = first_samples(self.maker.samples, PROBED)
+        few = first_samples(self.maker.samples, PROBE_SAMPLES)
         noise = report.noise_of_layers(self.maker.model, *self.maker.make(base), [few])
         order = sorted(noise, key=noise.__getitem__)
         x = OnnxRuntimeSession(self.float_path, self.threads).run(few)
         names = [name for name in x if x[name].dtype.kind == "f"]
         gains: dict[str, float] = {}
-        for layer in order[:PROBES]:
+        for layer in order[:PROBED_LAYERS]:
             key = f"{base.name} {layer}"
             if key not in self.probes:
                 self._require_time()

@@ -21,7 +21,7 @@ from pipelines.core.progress import progress
 
 SHARES = (0.25, 0.5, 0.75)  # of a group's width, cut to measure its sensitivity
 TILE = 16  # channels that one register of the int8 kernels holds
-NEAR = 0.02  # a measured speed that is so near its goal is it
+SPEED_TOLERANCE = 0.02  # a measured speed that is so near its goal is it
 
 Widths = Mapping[str, int]
 
@@ -200,7 +200,7 @@ def by_speed(
         measured = speed(first(middle))
         if measured >= goal:
             high, reached = middle, measured
-            if measured < goal * (1 + NEAR):
+            if measured < goal * (1 + SPEED_TOLERANCE):
                 break
         else:
             low = middle

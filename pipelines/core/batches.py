@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
 
-MOST = 2**31 - 1  # samples in a batch
+MAX_SAMPLES = 2**31 - 1  # samples in a batch
 Batch = Mapping[str, NDArray[Any]]
 
 
-def whole_number(name: str, value: Any, maximum: int = MOST) -> int:
+def whole_number(name: str, value: Any, maximum: int = MAX_SAMPLES) -> int:
     """Converts a value to an int.
 
     Args:

@@ -16,7 +16,7 @@ _SCRATCH: ContextVar[Path | None] = ContextVar("scratch", default=None)
 
 
 @contextlib.contextmanager
-def removed_after(folder: Path) -> Iterator[None]:
+def temporary_derived(folder: Path) -> Iterator[None]:
     """Context that removes the derived files it creates when it ends; existing files are used and kept.
 
     Args:
@@ -46,7 +46,7 @@ def existing(
         holds: Whether a whole derived file is still used.
     """
     _, paths = _paths(origin, places, kind, form, suffix)
-    return next((path for path in paths if _is_whole(path) and holds(path)), None)
+    return next((path for path in paths if _is_intact(path) and holds(path)), None)
 
 
 def derived(
@@ -88,7 +88,7 @@ def derived(
             place.mkdir(parents=True, exist_ok=True)
             # no process writes a file that another process has mapped
             with files.locked(place / ".derived.lock", f"another process writes into {place}"):
-                if not (_is_whole(path) and holds(path)):
+                if not (_is_intact(path) and holds(path)):
                     make(origin, path)
                     parts = [part for part in (path, files.mapped(path)) if part.is_file()]
                     files.write_json(_identities(path), {part.name: files.identity(part) for part in parts})
@@ -117,7 +117,7 @@ def _identities(path: Path) -> Path:
     return path.with_name(f"{path.name}.json")
 
 
-def _is_whole(path: Path) -> bool:
+def _is_intact(path: Path) -> bool:
     """Returns whether a derived file and the file of its large initializers match their record."""
     if not (path.is_file() and _identities(path).is_file()):
         return False

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 GZIP = b"\x1f\x8b"  # the first bytes of a gzip member (RFC 1952)
 DATA = ".data"  # suffix of a file with large initializers of an ONNX file
-PATIENCE = 2.0  # seconds until the wait for a lock is logged
+LOCK_NOTICE_SECONDS = 2.0  # seconds until the wait for a lock is logged
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _TEMPORARY: set[tuple[int, str]] = set()  # process and path of temporary files
 CUT_SHORT = re.compile(r"\d+ requested and \d+ written")  # message of numpy, which has no errno
@@ -213,7 +213,7 @@ def locked(path: str | os.PathLike[str], message: str) -> Iterator[None]:
 
     lock = filelock.FileLock(path)
     try:
-        lock.acquire(timeout=PATIENCE)
+        lock.acquire(timeout=LOCK_NOTICE_SECONDS)
     except filelock.Timeout:
         logger.warning("waiting: %s", message)
         lock.acquire()

@@ -22,7 +22,7 @@ Bytes = NDArray[np.uint8]
 Rows = NDArray[np.int64]
 
 BLOCK = 1 << 24  # bytes compared at once
-FEW = 0.5  # share of changed rows up to which moved rows are not searched
+SEARCHED_SHARE = 0.5  # share of changed rows up to which moved rows are not searched
 TEXT = (".json", ".csv", ".tsv", ".txt")
 PAGE = 64  # bytes of a row of files without tables
 
@@ -151,7 +151,7 @@ def _compare_rows(made: FileDelta, old: Table, new: Table, older: Bytes, newer: 
     after = newer[new.offset : new.end].reshape(new.rows, new.row_bytes)
     runs: Rows | None = None
     changed = _changed(before, after)
-    if len(changed) > FEW * new.rows or old.rows != new.rows:
+    if len(changed) > SEARCHED_SHARE * new.rows or old.rows != new.rows:
         kept, moved = _moved(before, after)
         if old.rows != new.rows or len(moved) < len(changed):
             runs, changed = kept, moved

@@ -15,7 +15,7 @@ from pipelines.core.files import mapped
 from pipelines.kernels.recommenders.operators import DOMAIN
 from pipelines.kernels.recommenders.tables.quantized_rows import row_bytes
 
-LEAST = 1 << 12  # bytes; smaller arrays are no tables
+MIN_TABLE_BYTES = 1 << 12  # bytes; smaller arrays are no tables
 VARINT, LENGTH, SKIPPED = 0, 2, {1: 8, 5: 4}  # wire types of protocol buffers, and sizes of fixed fields
 MODEL_GRAPH, GRAPH_NODE, GRAPH_INITIALIZER = 7, 1, 5  # numbers of fields in onnx.proto
 NODE_INPUT, NODE_ATTRIBUTE, NODE_DOMAIN, ATTRIBUTE_NAME, ATTRIBUTE_TEXT = 1, 5, 7, 1, 4
@@ -80,7 +80,7 @@ def tables_of(path: Path) -> list[Table]:
 
 def _table(tensor: _Tensor, width: int) -> Table | None:
     """Returns the rows of a tensor; None for a small tensor, and for a flat one without a known `width` in bytes."""
-    if tensor.offset < 0 or tensor.size < LEAST:
+    if tensor.offset < 0 or tensor.size < MIN_TABLE_BYTES:
         return None
     if len(tensor.dims) > 1 and tensor.dims[0]:
         width = tensor.size // tensor.dims[0]

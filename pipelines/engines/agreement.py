@@ -20,7 +20,7 @@ from pipelines.core.errors import ZooError
 from pipelines.engines.session import Port, Runnable
 
 ALIKE = 0.1  # difference as a share of the power: 10 dB; int8 in two engines was seen to differ by 1e-3 and less
-LONG = 64  # elements of the dynamic axes of a long batch
+LONG_AXIS = 64  # elements of the dynamic axes of a long batch
 NOISY = 0.5  # difference that rounding never explains
 ROUNDING = 10  # engines may differ by this multiple of what rounding of the inputs changes
 ROUNDED = 6  # batches of rounded inputs
@@ -163,7 +163,7 @@ def require_correct_as_opened(session: Runnable, batch: Batch) -> None:
     if (graph := getattr(session, "graph", None)) is None:
         return
     form = "the file as it is"
-    few = {name: array[:LONG] for name, array in batch.items()} if share_axis(batch) else dict(batch)
+    few = {name: array[:LONG_AXIS] for name, array in batch.items()} if share_axis(batch) else dict(batch)
     result = child.probe({"graph": asdict(graph), "form": form, "opened": few, "home": settings.home()})
     if result is not None and result["difference"] > ALIKE:
         raise WrongResultsError(str(result["fault"]))
@@ -194,7 +194,7 @@ def fault_of_engine(engine: str, session: Runnable, reference: Runnable, batch: 
 
 
 def variants(
-    inputs: Mapping[str, Port], batch: Batch, long: int = LONG
+    inputs: Mapping[str, Port], batch: Batch, long: int = LONG_AXIS
 ) -> Iterator[tuple[dict[str, np.ndarray], bool]]:
     """Yields batches of several shapes for graphs with dynamic axes, from the smallest on.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from pipelines.core.batches import MOST, Batch, length
+from pipelines.core.batches import MAX_SAMPLES, Batch, length
 from pipelines.core.errors import ZooError
 from pipelines.engines.contexts import Asynchronous
 from pipelines.engines.session import Executed, Port, PrecomputedItems, Session
@@ -71,7 +71,7 @@ class QuickestSession(Asynchronous):
     def alike(self) -> int:
         """Largest batch size up to which all batches run in one engine; 1 if sizes may differ."""
         smallest = sorted(option.smallest for option in self._options.values())
-        return MOST if len(smallest) == 1 else max(smallest[1] - 1, 1)
+        return MAX_SAMPLES if len(smallest) == 1 else max(smallest[1] - 1, 1)
 
     @property
     def inputs(self) -> dict[str, Port]:

@@ -23,13 +23,13 @@ logger = logging.getLogger(__name__)
 REPEATS = 9
 BUDGET_MS = 300.0  # time limit of the repetitions
 ROUNDS = 2  # of timings before a choice
-BUSY = 0.8  # CPU seconds of a second, below which other processes were in the way
-SETTLING = 600.0  # seconds until a choice is timed again where the rounds differed or the CPU was busy
-LASTING = 7 * 86400.0  # seconds until any choice is timed again
+MIN_CPU_SHARE = 0.8  # CPU seconds of a second, below which other processes were in the way
+UNSETTLED_SECONDS = 600.0  # seconds until a choice is timed again where the rounds differed or the CPU was busy
+MAX_AGE_SECONDS = 7 * 86400.0  # seconds until any choice is timed again
 VARIANTS = 64  # samples of a timing at least, where batches can be varied
 MARGIN = 0.05  # gain, as a share of its time, by which another engine replaces the one before
 FLOAT = "+fp32"  # behind the name of an engine that runs the float file of an int8 model
-HOPELESS = 4.0  # a float file that is this many times slower than int8 in one engine is not tried in others
+MAX_FLOAT_RATIO = 4.0  # a float file that is this many times slower than int8 in one engine is not tried in others
 REFERENCE = "onnxruntime"  # engine that others are validated against; the first that runs if it does not
 
 
@@ -58,7 +58,7 @@ class Choice:
     @property
     def holds(self) -> bool:
         """Whether the choice is still used; it is timed again after a while, soon if it was made under load."""
-        return 0 <= time.time() - self.made < (LASTING if self.settled else SETTLING)
+        return 0 <= time.time() - self.made < (MAX_AGE_SECONDS if self.settled else UNSETTLED_SECONDS)
 
 
 def choose(
@@ -101,12 +101,12 @@ def choose(
         f"{digest} {sorted(candidates)} {threads} {size} {machine.fingerprint()} {extension.isas()} {ALIKE}".encode()
     ).hexdigest()[:16]
     path = settings.home() / "plans" / f"{key}.json"
-    if not fresh and (kept := _kept(path, candidates)) and kept.holds:
+    if not fresh and (kept := _read_choice(path, candidates)) and kept.holds:
         return kept
     if len(candidates) == 1:
         return Choice(next(iter(candidates)), threads, size, {}, machine.fingerprint())
-    with _alone():
-        kept = None if fresh else _kept(path, candidates)
+    with _timing_lock():
+        kept = None if fresh else _read_choice(path, candidates)
         if kept and kept.holds:  # of a process that was first
             return kept
         milliseconds, settled = _rounds(candidates, batch, finest)
@@ -127,7 +127,7 @@ def choose(
 
 
 @contextlib.contextmanager
-def _alone() -> Iterator[None]:
+def _timing_lock() -> Iterator[None]:
     """Context in which no other process of this cache times engines, unless the cache cannot be written."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
@@ -150,7 +150,7 @@ def _winner(milliseconds: Mapping[str, float], finest: Sequence[str]) -> str:
 def watch_cpu() -> Callable[[], bool]:
     """Returns a function that tells whether other processes have taken the CPU from this one since the call."""
     wall, cpu = time.perf_counter(), time.process_time()
-    return lambda: time.process_time() - cpu < BUSY * (time.perf_counter() - wall)
+    return lambda: time.process_time() - cpu < MIN_CPU_SHARE * (time.perf_counter() - wall)
 
 
 def _rounds(
@@ -186,7 +186,7 @@ def _float_sessions(
         opened = _agreeing({name: floats[name] for name in ordered[:1]}, batch) if ordered else {}
         if opened:
             *int8, float_ms = measure([*sessions.values(), *opened.values()], batch, 1)
-            if float_ms <= HOPELESS * min(int8):
+            if float_ms <= MAX_FLOAT_RATIO * min(int8):
                 opened = _agreeing(floats, batch)
     except BatchError:
         raise
@@ -202,7 +202,7 @@ def _complete(milliseconds: Mapping[str, float], candidates: Mapping[str, object
     return milliseconds.keys() <= candidates.keys() and all(name.endswith(FLOAT) for name in left_out)
 
 
-def _kept(path: Path, candidates: Mapping[str, object]) -> Choice | None:
+def _read_choice(path: Path, candidates: Mapping[str, object]) -> Choice | None:
     """Reads a cached choice, or None; files of other versions and damaged files are removed."""
     if not path.is_file():
         return None

@@ -19,9 +19,9 @@ from pipelines.core.files import GZIP, copy_file, mapped, replacing, require_pla
 from pipelines.graph import large_weights, map_types, query, repairs, tensor_sizes
 
 PRODUCER = "int8-zoo"
-PAGE, MAPPED = 4096, 1 << 20  # bytes; initializers above `MAPPED` lie on pages of their own
+PAGE, MAPPED_BYTES = 4096, 1 << 20  # bytes; initializers above `MAPPED_BYTES` lie on pages of their own
 OPSET = 13  # the first with per-channel DequantizeLinear
-RESIZED = 11  # the first in which a Resize says which pixels it reads
+RESIZE_OPSET = 11  # the first in which a Resize says which pixels it reads
 
 OTHER_KINDS = {  # (offset, bytes) at the start of files that hold no ONNX model
     (0, b"version https://git-lfs"): "a pointer of Git LFS; run git lfs pull in its repository",
@@ -100,7 +100,7 @@ def _model_of(path: Path, proto: onnx.ModelProto, arrays: dict[str, Any]) -> ir.
     elif not arrays and opset >= OPSET:
         arrays = large_weights.take_external(proto, path.parent)
     onnx.load_external_data_for_model(proto, str(path.parent))
-    if repaired and not arrays and proto.ByteSize() < tensor_sizes.WHOLE:
+    if repaired and not arrays and proto.ByteSize() < tensor_sizes.MAX_PROTOBUF_BYTES:
         onnx.checker.check_model(repairs.with_ranks(proto))
     repairs.make_dense(proto.graph)
     repairs.name_nodes_apart(proto.graph)
@@ -166,7 +166,7 @@ def _converted(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
             f"it again with opset {OPSET} or newer"
         ) from error
     converted.ir_version = proto.ir_version
-    if opset < RESIZED:
+    if opset < RESIZE_OPSET:
         for graph in repairs.graphs(converted.graph):
             _resize_as_before(graph)
     return converted
@@ -254,7 +254,7 @@ def save(model: ir.Model, path: str | Path) -> Path:
     Returns:
         The path.
     """
-    if query.weight_bytes(model) > tensor_sizes.WHOLE:
+    if query.weight_bytes(model) > tensor_sizes.MAX_PROTOBUF_BYTES:
         return save_mapped(model, path)
     model.producer_name = PRODUCER
     model.producer_version = None
@@ -264,7 +264,7 @@ def save(model: ir.Model, path: str | Path) -> Path:
     return Path(path)
 
 
-def save_mapped(model: ir.Model, path: str | Path, least: int = MAPPED) -> Path:
+def save_mapped(model: ir.Model, path: str | Path, least: int = MAPPED_BYTES) -> Path:
     """Writes a model with large initializers in PATH.data, for `load_mapped`.
 
     They have their in-memory layout; large ones begin on a page boundary.

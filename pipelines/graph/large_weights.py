@@ -21,7 +21,7 @@ from pipelines.graph import query
 
 Array = NDArray[Any]
 
-LEAST = 16 << 20  # bytes of a weight that is kept apart
+LARGE_BYTES = 16 << 20  # bytes of a weight that is kept apart
 READ = 1 << 20  # likewise while a file of such weights is read: a protobuf is copied twice
 _GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9  # field numbers of onnx.proto
 _KNOWN = {1, 2, 8, _RAW_DATA}  # fields of a tensor that is read apart: dims, data_type, name, raw_data
@@ -163,7 +163,7 @@ def _is_large(value: ir.Value) -> bool:
         tensor is not None
         and not isinstance(tensor, ir.ExternalTensor)
         and int(tensor.dtype) in _TYPES
-        and tensor.nbytes >= LEAST
+        and tensor.nbytes >= LARGE_BYTES
         and not tensor.doc_string
         and not tensor.metadata_props
         and (not isinstance(tensor, ir.TensorProtoTensor) or tensor.raw.HasField("raw_data"))
@@ -215,7 +215,7 @@ def data_of(tensor: ir.TensorProtocol) -> bytes | memoryview:
     Args:
         tensor: Tensor.
     """
-    if int(tensor.dtype) not in _TYPES or tensor.nbytes < LEAST:
+    if int(tensor.dtype) not in _TYPES or tensor.nbytes < LARGE_BYTES:
         return tensor.tobytes()
     return np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8).data
 
@@ -254,7 +254,7 @@ def read(path: Path) -> tuple[onnx.ModelProto, dict[str, Array]] | None:
         Protobuf and arrays; None for a file without large initializers, and for one that is damaged or has what only
         onnx reads.
     """
-    if path.stat().st_size < LEAST:
+    if path.stat().st_size < LARGE_BYTES:
         return None
     try:
         with path.open("rb") as file:
@@ -280,7 +280,7 @@ def take_external(proto: onnx.ModelProto, folder: Path) -> dict[str, Array]:
         external = onnx.external_data_helper.ExternalDataInfo(tensor)
         dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
         offset, shape = int(external.offset or 0), tuple(tensor.dims)
-        if math.prod(shape) * dtype.itemsize < LEAST or offset % dtype.itemsize:
+        if math.prod(shape) * dtype.itemsize < LARGE_BYTES or offset % dtype.itemsize:
             continue
         arrays[tensor.name] = np.asarray(np.memmap(folder / external.location, dtype, "r", offset, shape))
         tensor.ClearField("external_data")
@@ -296,7 +296,11 @@ def _read(file: BinaryIO, size: int) -> tuple[onnx.ModelProto, dict[str, Array]]
             model += _field(file, number, kind, start, end)
             continue
         for inner, wire, begin, stop in _fields(file, start, end):
-            if inner == _INITIALIZER and stop - begin >= min(LEAST, READ) and (pair := _tensor(file, begin, stop)):
+            if (
+                inner == _INITIALIZER
+                and stop - begin >= min(LARGE_BYTES, READ)
+                and (pair := _tensor(file, begin, stop))
+            ):
                 tensor, array = pair
                 content = _bytes(tensor)
                 graph += _head(_INITIALIZER, len(content)) + content

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 CHOOSING = ("NonMaxSuppression", "NonZero", "Compress", "Unique")  # the size of their results depends on the data
-MOST = 64  # elements of a tensor of shape arithmetic, at most
+MAX_SHAPE_ELEMENTS = 64  # elements of a tensor of shape arithmetic, at most
 
 
 def constant(value: ir.Value | None) -> NDArray[Any] | None:
@@ -169,7 +169,11 @@ def shape_elements(value: ir.Value | None) -> list[int | str | None] | None:
     if value is None or (rank(value) or 0) > 1:
         return None
     if (array := constant(value)) is not None:
-        return [int(number) for number in array.ravel()] if array.dtype.kind in "iu" and array.size <= MOST else None
+        return (
+            [int(number) for number in array.ravel()]
+            if array.dtype.kind in "iu" and array.size <= MAX_SHAPE_ELEMENTS
+            else None
+        )
     node = value.producer()
     if node is None or not is_op(node, "Shape", "Gather", "Slice", "Concat", "Cast", "Squeeze", "Unsqueeze"):
         return None

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from pipelines.graph import repairs
 
-WHOLE = 2**31 - 2**20  # bytes of weights that one protobuf file holds
+MAX_PROTOBUF_BYTES = 2**31 - 2**20  # bytes of weights that one protobuf file holds
 MAX_DENSE = 1 << 34  # bytes of a sparse tensor that is made dense
 
 
@@ -94,7 +94,11 @@ def without_links(path: Path) -> bytes | None:
     """
     try:
         model = onnx.load(path, load_external_data=False)
-        if not is_linked(model, path.parent) or fault(model, path.parent) or _bytes(model, path.parent) > WHOLE:
+        if (
+            not is_linked(model, path.parent)
+            or fault(model, path.parent)
+            or _bytes(model, path.parent) > MAX_PROTOBUF_BYTES
+        ):
             return None
     except Exception:  # protobuf raises its own kinds; the engine names the damage
         return None

@@ -85,12 +85,12 @@ def build(folder: ModelFolder, *, until: str = BUILD_STAGES[-1], force: bool = F
 
 def _build(folder: ModelFolder, stages: tuple[str, ...], force: bool = False) -> dict[str, str]:
     if force and "calibration.json" in stages:
-        _keep_own_data(folder, folder.recipe.observer)
+        _require_no_own_data(folder, folder.recipe.observer)
     outcome: dict[str, str] = {}
     for stage in stages:
         state = "stale" if force and not folder.is_listed(stage) else _state(folder, stage, stages[-1])
         if state == "stale":
-            _make(folder, stage, force)
+            _run_stage(folder, stage, force)
             machine.trim()  # graphs are reference cycles that hold the weights
             state = "made"
         outcome[stage] = state
@@ -123,18 +123,20 @@ def _state(folder: ModelFolder, stage: str, until: str) -> str:
                 f"from elsewhere; choose onnxruntime or openvino, or rebuild it: zoo build {folder.path} --force"
             )
         return "replaced"
-    return "kept" if _fresh(folder, stage) or (until != stage and _spent(folder, stage, until)) else "stale"
+    return "kept" if _is_fresh(folder, stage) or (until != stage and _is_unneeded(folder, stage, until)) else "stale"
 
 
-def _spent(folder: ModelFolder, stage: str, until: str) -> bool:
+def _is_unneeded(folder: ModelFolder, stage: str, until: str) -> bool:
     """Returns whether a file is not needed up to a stage: the stages that read it are fresh (`Family.transient`)."""
     record = folder.record.get(stage)
     if stage not in folder.entry.transient or record is None or record.get(MAKING) or (folder.path / stage).exists():
         return False
-    if not _same_inputs(folder, stage, record):
+    if not _has_same_inputs(folder, stage, record):
         return False
     readers = [reader for reader in STAGES[: STAGES.index(until) + 1] if stage in _inputs(folder, reader)]
-    return all(_fresh(folder, reader) or (reader != until and _spent(folder, reader, until)) for reader in readers)
+    return all(
+        _is_fresh(folder, reader) or (reader != until and _is_unneeded(folder, reader, until)) for reader in readers
+    )
 
 
 def remove_intermediate_files(folder: ModelFolder, kept: str = "") -> None:
@@ -151,17 +153,17 @@ def remove_intermediate_files(folder: ModelFolder, kept: str = "") -> None:
         if name == kept or folder.is_listed(name) or not (folder.path / name).is_file():
             continue
         readers = [stage for stage in BUILD_STAGES if not folder.is_listed(stage) and name in _inputs(folder, stage)]
-        if all(_fresh(folder, stage) or _spent(folder, stage, BUILD_STAGES[-1]) for stage in readers):
+        if all(_is_fresh(folder, stage) or _is_unneeded(folder, stage, BUILD_STAGES[-1]) for stage in readers):
             with contextlib.suppress(OSError):  # a read-only folder
                 (folder.path / name).unlink()
-    if folder.restorable and kept != "fp32.onnx" and _fresh(folder, "int8.onnx"):
+    if folder.restorable and kept != "fp32.onnx" and _is_fresh(folder, "int8.onnx"):
         weights = folder.path / folder.weights
-        if weights.is_file() and weights.stat().st_nlink == 1 and _spent(folder, "fp32.onnx", BUILD_STAGES[-1]):
+        if weights.is_file() and weights.stat().st_nlink == 1 and _is_unneeded(folder, "fp32.onnx", BUILD_STAGES[-1]):
             with contextlib.suppress(OSError):
                 weights.unlink()
 
 
-def _same_inputs(folder: ModelFolder, stage: str, record: Mapping[str, Any]) -> bool:
+def _has_same_inputs(folder: ModelFolder, stage: str, record: Mapping[str, Any]) -> bool:
     """Returns whether a stage was made from the files that are there, or from the same ones of another version."""
     digests = _digests(folder, stage, record)
     return record["inputs"].keys() == digests.keys() and all(
@@ -198,7 +200,7 @@ def _digests(folder: ModelFolder, stage: str, record: Mapping[str, Any]) -> dict
     return digests
 
 
-def _fresh(folder: ModelFolder, stage: str) -> bool:
+def _is_fresh(folder: ModelFolder, stage: str) -> bool:
     path, record = folder.path / stage, folder.record.get(stage)
     if (
         record is None
@@ -207,7 +209,7 @@ def _fresh(folder: ModelFolder, stage: str) -> bool:
         or record.get("sha256") != unlisted.digest(path, record)
     ):
         return False
-    if not _same_inputs(folder, stage, record):
+    if not _has_same_inputs(folder, stage, record):
         return False
     if stage == NATIVE:
         data = files.mapped(path)
@@ -226,14 +228,14 @@ def _fresh(folder: ModelFolder, stage: str) -> bool:
     return True
 
 
-def _make(folder: ModelFolder, stage: str, force: bool = False) -> None:
+def _run_stage(folder: ModelFolder, stage: str, force: bool = False) -> None:
     start = time.perf_counter()
     for name in _inputs(folder, stage):
         if folder.fetch and folder.is_listed(name) and not (folder.path / name).is_file():
             folder.fetch(name)
     _digests(folder, stage, {})  # raises if an input is missing
     with unlisted.kept(folder, stage, replace=force):
-        _announce(folder, stage)
+        _mark_unfinished(folder, stage)
         match stage:
             case "fp32.onnx":
                 report = _expand(folder) if folder.is_listed(HALF) else _freeze(folder)
@@ -245,18 +247,18 @@ def _make(folder: ModelFolder, stage: str, force: bool = False) -> None:
                 report = _native(folder)
             case _:
                 report = _save_int8(folder, *_quantize(folder, folder.recipe, _table(folder.path / "calibration.json")))
-    _note(folder, {stage: {"seconds": round(time.perf_counter() - start, 2), **report}})
+    _record_reports(folder, {stage: {"seconds": round(time.perf_counter() - start, 2), **report}})
 
 
-def _announce(folder: ModelFolder, *stages: str) -> None:
-    """Records that files of stages are being written: if this process ends before `_note`, they are not foreign."""
+def _mark_unfinished(folder: ModelFolder, *stages: str) -> None:
+    """Records that files of stages are being written; they are not foreign if `_record_reports` is never reached."""
     record = folder.record
     if listed := [stage for stage in stages if stage in record]:
         record |= {stage: {**record[stage], MAKING: True} for stage in listed}
         files.write_json(folder.path / RECORD, record)
 
 
-def _note(folder: ModelFolder, reports: Mapping[str, dict[str, Any]]) -> None:
+def _record_reports(folder: ModelFolder, reports: Mapping[str, dict[str, Any]]) -> None:
     """Records inputs, result and report of stages in build.json."""
     noted = {}
     for stage, report in reports.items():
@@ -366,7 +368,7 @@ def _calibrate(folder: ModelFolder, recipe: QuantRecipe) -> tuple[CalibrationTab
     """Returns the calibration table and, on samples of the package, the quality of int8."""
     from pipelines.quantization.ptq import FITTED, make_table_of_file
 
-    _keep_own_data(folder, recipe.observer)
+    _require_no_own_data(folder, recipe.observer)
     path, trained = folder.path / "rewritten.onnx", folder.trained
     if trained is not None and (recipe.observer, recipe.search, recipe.correct) == (trained.observer, False, False):
         return _trained(folder, trained, _graph(path)), {}
@@ -407,7 +409,7 @@ def _trained(folder: ModelFolder, trained: CalibrationTable, model: ir.Model) ->
     return replace(trained, graph=io.digest(model), tensors=tensors, recipe={})
 
 
-def _keep_own_data(folder: ModelFolder, observer: str) -> None:
+def _require_no_own_data(folder: ModelFolder, observer: str) -> None:
     """Raises RequestError if the folder was calibrated on own data, which a new calibration would lose."""
     if folder.record.get("calibration.json", {}).get("own_data"):
         raise RequestError(
@@ -452,9 +454,9 @@ def set_table(folder: ModelFolder, table: CalibrationTable, *, own_data: bool) -
     """
     with _locked(folder):
         with unlisted.kept(folder, "calibration.json", replace=True):
-            _announce(folder, "calibration.json")
+            _mark_unfinished(folder, "calibration.json")
             report = _save_table(folder, table)
-        _note(folder, {"calibration.json": {**report, "own_data": own_data}})
+        _record_reports(folder, {"calibration.json": {**report, "own_data": own_data}})
     return folder.path / "calibration.json"
 
 
@@ -474,22 +476,22 @@ def set_recipe(folder: ModelFolder, recipe: QuantRecipe) -> None:
         start = time.perf_counter()
         _build(folder, STAGES[:2])
         state = _state(folder, "calibration.json", "calibration.json")
-        anew = state == "stale" or (state == "kept" and _other_table(folder, recipe))
+        anew = state == "stale" or (state == "kept" and _needs_calibration(folder, recipe))
         table, facts = _calibrate(folder, recipe) if anew else (_table(folder.path / "calibration.json"), {})
         result = _quantize(folder, recipe, table)
         reports: dict[str, dict[str, Any]] = {}
         with contextlib.ExitStack() as stack:
             for stage in (*(["calibration.json"] if anew else []), "int8.onnx"):
                 stack.enter_context(unlisted.kept(folder, stage, replace=True))
-                _announce(folder, stage)
+                _mark_unfinished(folder, stage)
             if anew:
                 reports["calibration.json"] = _save_table(folder, table, facts)
             reports["int8.onnx"] = {"seconds": round(time.perf_counter() - start, 2), **_save_int8(folder, *result)}
-        _note(folder, reports)
+        _record_reports(folder, reports)
         remove_intermediate_files(folder)
 
 
-def _other_table(folder: ModelFolder, recipe: QuantRecipe) -> bool:
+def _needs_calibration(folder: ModelFolder, recipe: QuantRecipe) -> bool:
     """Returns whether a recipe needs another calibration than the last recipe; corrections on own data are kept."""
     before, table = folder.recipe, _table(folder.path / "calibration.json")
     if recipe.observer != before.observer:

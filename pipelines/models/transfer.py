@@ -16,7 +16,7 @@ from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.progress import progress
 
 ATTEMPTS = 5  # maximum number of consecutive failed requests without progress
-PATIENCE = 40.0  # seconds after which no further attempt starts
+RETRY_SECONDS = 40.0  # seconds after which no further attempt starts
 BACKOFF = 0.5  # seconds before the second attempt; doubles with every further one
 CONNECT_TIMEOUT = 10.0  # seconds
 READ_TIMEOUT = 20.0  # seconds without a byte
@@ -106,7 +106,7 @@ def _fill(url: str, partial: _Partial, size: int | None, sha256: str | None) -> 
             failures += 1
             if partial.size() > longest:  # progress resets the count
                 failures, longest, begun = 1, partial.size(), time.monotonic()
-            if failures >= ATTEMPTS or time.monotonic() - begun > PATIENCE:
+            if failures >= ATTEMPTS or time.monotonic() - begun > RETRY_SECONDS:
                 raise ZooError(
                     f"cannot download {url}: {_why(error)} ({failures} attempts); run it again to resume"
                 ) from error

@@ -18,12 +18,12 @@ from pipelines.rewrites.driver import Rewrite
 LAYER_NORM = 17  # first opset with LayerNormalization
 CHANGED = ("RoiAlign",)  # operators whose defaults changed between io.OPSET and LAYER_NORM
 PARTS = ("Add", "Div", "Mul", "Neg", "Pow", "Reciprocal", "ReduceMean", "ReduceSum", "Sqrt", "Sub")
-MOST = 16  # operators of a normalization
+MAX_OPERATORS = 16  # operators of a normalization
 ROWS = 32  # rows that are computed
 SIDE = 2  # of axes between rows and channels, so that means over them are other results
 ALIKE = 1e-3  # largest difference of results as a share of the gain
 ROUNDING = 1e-6  # the same as a share of the bias
-LARGEST = 1e-2  # epsilon
+MAX_EPSILON = 1e-2  # epsilon
 
 Array = NDArray[np.float64]
 
@@ -159,7 +159,7 @@ def _regions(x: ir.Value, mean: ir.Node) -> list[list[ir.Node]]:
     """Operators in order that compute one value of x and constants, the mean among them."""
     computed, order = {x}, list[ir.Node]()
     waiting = list(x.consumers())
-    while waiting and len(order) < MOST:
+    while waiting and len(order) < MAX_OPERATORS:
         ready = [node for node in waiting if _fits(node, computed)]
         if not ready:
             break
@@ -200,7 +200,7 @@ def _recognized(
         for constant in constants
         if constant is not None and constant.size == 1 and constant.dtype == np.float32
     }
-    epsilons = sorted(number for number in small if 0 < number <= LARGEST) or [0.0]
+    epsilons = sorted(number for number in small if 0 < number <= MAX_EPSILON) or [0.0]
     numbers = np.random.default_rng(0).normal(0, 1, (ROWS, channels)) + np.linspace(-1, 1, ROWS)[:, None]
     inputs = [numbers, *(numbers * np.sqrt(epsilon or 1) for epsilon in epsilons)]
     outputs = _computed(model, x, nodes[-1], np.concatenate([0 * numbers, *inputs]), axis, rank)

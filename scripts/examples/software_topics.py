@@ -44,7 +44,7 @@ TOPICS = {  # by section; sections of kinds of packages (libraries, documentatio
     "hamradio": "electronics",
     "embedded": "electronics",
 }
-MOST = 600  # characters of a text
+MAX_CHARACTERS = 600  # characters of a text
 HELD_OUT = 10  # every tenth source package
 LANGUAGES = ("en", "de", "fr", "es")
 
@@ -73,7 +73,7 @@ def plain(description: str) -> str:
     synopsis, *lines = description.split("\n")
     prose = [line.strip() for line in lines if not re.match(r"  |\s*[-*+.o] ?|.*(https?://|@|This package )", line)]
     text = " ".join([f"{synopsis.strip().rstrip('.')}.", *filter(None, prose)])
-    return text if len(text) <= MOST else text[:MOST].rsplit(" ", 1)[0]
+    return text if len(text) <= MAX_CHARACTERS else text[:MAX_CHARACTERS].rsplit(" ", 1)[0]
 
 
 def main(output: Path, lists: Path = LISTS) -> None:

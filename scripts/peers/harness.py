@@ -28,7 +28,7 @@ from pipelines.kernels import extension
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = Path(os.environ.get("ZOO_SHARED", ROOT.parent / "shared"))
 TURN_SECONDS = 0.2
-LEAST_CALLS = 3  # of a turn
+MIN_CALLS = 3  # of a turn
 
 Advance = Callable[[float], None]  # of a progress bar
 Key = TypeVar("Key")
@@ -343,7 +343,7 @@ def in_turn(
     for _ in range(rounds):
         for name, call in calls.items():
             count, start, begin = 0, clock(), time.perf_counter()
-            while time.perf_counter() - begin < TURN_SECONDS or count < LEAST_CALLS:
+            while time.perf_counter() - begin < TURN_SECONDS or count < MIN_CALLS:
                 call()
                 count += 1
             times[name].append((clock() - start) / count * 1e3)

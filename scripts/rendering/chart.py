@@ -16,7 +16,7 @@ from pipelines.analysis.markdown import PEERS
 
 WIDTH, LEFT, BAR, ROW, HEAD = 480, 12, 15, 68, 34
 KEYS = ("results", "ratios")
-LONGEST = 240  # of a bar; its figures stand behind it
+MAX_BAR = 240  # of a bar; its figures stand behind it
 LEGEND = {"z": "int8-zoo", "o": "fastest peer"}
 STYLE = """text{font:13px system-ui,sans-serif;fill:#1f2328}.t{font-weight:600}.p{fill:#59636e}
 .z{fill:#0969da}.o{fill:#c2c9d1}.b{fill:#fff}
@@ -125,8 +125,8 @@ def svg(loads: list[Load]) -> str:
         y += HEAD
         for row in (one for one in loads if one.cpu == cpu):
             parts.append(_text(LEFT, y + 13, row.task))
-            theirs = max(2, round(LONGEST / row.times)) if row.times >= 1 else LONGEST
-            ours = LONGEST if row.times >= 1 else max(2, round(LONGEST * row.times))
+            theirs = max(2, round(MAX_BAR / row.times)) if row.times >= 1 else MAX_BAR
+            ours = MAX_BAR if row.times >= 1 else max(2, round(MAX_BAR * row.times))
             for kind, top, length, words in (
                 ("z", y + 20, ours, f"{row.times:.2f}x, {row.ours:,.0f} {row.unit}/s"),
                 ("o", y + 20 + BAR + 2, theirs, f"{row.peer}, {row.theirs:,.0f}"),

@@ -273,7 +273,7 @@ def test_a_full_cache_does_not_end_a_run(here, monkeypatch):
 
 
 def test_who_waits_for_another_process_is_told(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(files, "PATIENCE", 0.05)
+    monkeypatch.setattr(files, "LOCK_NOTICE_SECONDS", 0.05)
     held = threading.Event()
 
     def hold():
@@ -294,7 +294,7 @@ def test_who_waits_for_another_process_is_told(tmp_path, monkeypatch, caplog):
 
 def test_a_server_that_says_nothing_is_given_up(tmp_path, monkeypatch):
     monkeypatch.setattr(transfer, "READ_TIMEOUT", 0.2)
-    monkeypatch.setattr(transfer, "PATIENCE", 0.1)
+    monkeypatch.setattr(transfer, "RETRY_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         begun = time.monotonic()
         with pytest.raises(ZooError, match=r"timed out \(1 attempts\); run it again to resume"):

@@ -43,7 +43,7 @@ def test_the_chart_tells_where_a_peer_is_quicker() -> None:
     drawn = chart.svg([behind, ahead])
     root = ElementTree.fromstring(drawn)
     widths = [int(rect.get("width", "")) for rect in root.iter("{http://www.w3.org/2000/svg}rect")][3:]
-    assert widths == [chart.LONGEST, chart.LONGEST // 2, chart.LONGEST // 4, chart.LONGEST]
+    assert widths == [chart.MAX_BAR, chart.MAX_BAR // 2, chart.MAX_BAR // 4, chart.MAX_BAR]
     words = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
     assert words[:2] == ["int8-zoo", "fastest peer"]
     assert words[3:6] == ["Task <a>", "2.00x, 300 rows/s", "x, 150"] and words[8:] == ["0.25x, 100 rows/s", "y, 400"]

@@ -20,7 +20,7 @@ from pipelines.analysis.benchmark import instances as time_instances
 from pipelines.analysis.power import Meter
 from pipelines.core import machine
 from pipelines.core.batches import Batch, length
-from pipelines.core.derived import removed_after
+from pipelines.core.derived import temporary_derived
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.engines import catalog
 from pipelines.engines.plan import Candidate
@@ -90,7 +90,7 @@ def evaluate(
     pipelines = {}
     for level in compared:
         chosen = "auto" if level == "fp32" and catalog.base_engine(engine) == "native" else engine
-        with removed_after(folder.path) if level == "fp32" else contextlib.nullcontext():
+        with temporary_derived(folder.path) if level == "fp32" else contextlib.nullcontext():
             pipelines[level] = kind(folder, level, chosen, threads, batch_size)
         leave_out_float(getattr(pipelines[level], "session", None))
         if columns:

@@ -34,8 +34,8 @@ from zoo.registry import NETWORK_OPTIONS
 
 logger = logging.getLogger(__name__)
 
-PROBED = 20_000  # rows of a log on which float and int8 probabilities are compared
-MOVED = 0.004  # largest difference without a warning
+COMPARED_ROWS = 20_000  # rows of a log on which float and int8 probabilities are compared
+MAX_CHANGE = 0.004  # largest difference without a warning
 RANKING = {"rank": np.int64, "item": str, "row": np.int64}  # columns of `rank`, before the probabilities
 
 
@@ -250,8 +250,8 @@ def rank(
     sources = [source for source in (user, items) if isinstance(source, str | Path)]
     require_distinct(output, *files_of(pipeline.folder), *sources)
     start = time.perf_counter()
-    catalogue = pipeline.catalogue(_place(items), distinct=False, precompute=False)  # for one user
-    columns = pipeline.rank_columns(_user(user), catalogue, top, exclude=tuple(exclude), by=by)
+    catalogue = pipeline.catalogue(_path_of(items), distinct=False, precompute=False)  # for one user
+    columns = pipeline.rank_columns(_read_user(user), catalogue, top, exclude=tuple(exclude), by=by)
     count, labels = len(columns["row"]), list(pipeline.outputs.values())
     shares = [name for name in columns if name not in RANKING]
     ranking = RANKING | dict.fromkeys(shares, np.float32)
@@ -268,14 +268,14 @@ def rank(
     }
 
 
-def _place(source: Any) -> Any:
+def _path_of(source: Any) -> Any:
     """A name of a file as its path; other sources are themselves."""
     return Path(source) if isinstance(source, str) and source != "-" and "://" not in source else source
 
 
-def _user(user: Any) -> Any:
+def _read_user(user: Any) -> Any:
     """The user's values: a file with one JSON object, over any number of lines, is that object."""
-    place = _place(user)
+    place = _path_of(user)
     if isinstance(user, Mapping) or not isinstance(place, Path) or not place.is_file():
         return place
     try:
@@ -334,7 +334,7 @@ def doctor(speed: bool = False) -> dict[str, Any]:
         "kernels": f"{reason}; falls back to {' and '.join(available())}"
         if (reason := extension.missing())
         else f"ok: {', '.join(extension.isas())}",
-        "instruction_sets": {isa.name: _use(isa) for isa in extension.instruction_sets() if isa.listed},
+        "instruction_sets": {isa.name: _usage_of(isa) for isa in extension.instruction_sets() if isa.listed},
         "settings": {
             "ZOO_HOME": str(cache),
             "ZOO_OFFLINE": settings.offline(),
@@ -351,7 +351,7 @@ def doctor(speed: bool = False) -> dict[str, Any]:
     return report
 
 
-def _use(isa: extension.InstructionSet) -> str:
+def _usage_of(isa: extension.InstructionSet) -> str:
     """Says whether the native kernels use an instruction set, and why."""
     if not isa.supported:
         return f"not on this CPU: needs {isa.needs}"
@@ -392,8 +392,8 @@ def run_stage(model: Model, stage: str) -> dict[str, Any]:
     return {"model": folder.card.name, "path": str(folder.path / stage), **folder.record.get(stage, {})}
 
 
-def moved_probabilities(folder: ModelFolder, rows: Any, on_error: str) -> dict[str, Any]:
-    """Compares the probabilities of int8 and float on rows of a log; warns if they differ by more than `MOVED`.
+def compare_probabilities(folder: ModelFolder, rows: Any, on_error: str) -> dict[str, Any]:
+    """Compares the probabilities of int8 and float on rows of a log; warns if they differ by more than `MAX_CHANGE`.
 
     Args:
         folder: Ranker.
@@ -404,7 +404,7 @@ def moved_probabilities(folder: ModelFolder, rows: Any, on_error: str) -> dict[s
         {"rows", "largest", "mean" (differences), "bound" (of the recipe, on the calibration rows)}.
     """
     kinds: list[Any] = [folder.entry.pipeline()(folder, precision, "onnxruntime") for precision in ("fp32", "int8")]
-    batch = kinds[0].calibration(rows, PROBED, on_error)
+    batch = kinds[0].calibration(rows, COMPARED_ROWS, on_error)
     exact, int8 = (np.float64(kind.probabilities(batch)) for kind in kinds)
     moved = np.abs(exact - int8)
     change = {
@@ -413,12 +413,12 @@ def moved_probabilities(folder: ModelFolder, rows: Any, on_error: str) -> dict[s
         "mean": float(moved.mean()),
         "bound": folder.entry.recipe.bound,
     }
-    if not change["largest"] <= MOVED:  # or NaN
+    if not change["largest"] <= MAX_CHANGE:  # or NaN
         logger.warning(
             "int8 moves a probability by up to %.4f (mean %.4f) on %d rows, more than %.3f; keep layers in float "
             "(--keep-float REGEX, named by --all), or more rows in --calibration-data",
             *(change[key] for key in ("largest", "mean", "rows")),
-            MOVED,
+            MAX_CHANGE,
         )
     return change
 
@@ -446,10 +446,10 @@ def summary_of(folder: ModelFolder) -> dict[str, Any]:
         with contextlib.suppress(RequestError):  # the native kernels do not support the graph
             native = graph_file(folder, "int8", "native")
     samples = npz.read_npz(folder.path / SAMPLES, 1)[0]
-    return warned(summarize(exact, int8, quantized, table, samples, native))
+    return log_warnings(summarize(exact, int8, quantized, table, samples, native))
 
 
-def warned(summary: dict[str, Any]) -> dict[str, Any]:
+def log_warnings(summary: dict[str, Any]) -> dict[str, Any]:
     """Logs the warnings of a summary, see `pipelines.analysis.summary.summarize`, and returns it."""
     for warning in summary["warnings"]:
         logger.warning("%s", warning)

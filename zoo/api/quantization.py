@@ -35,7 +35,7 @@ from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites import driver
 from pipelines.rewrites.driver import RewriteReport
 from pipelines.rewrites.shared import file_passes
-from zoo.api.models import moved_probabilities, run_stage, summary_of, warned
+from zoo.api.models import compare_probabilities, log_warnings, run_stage, summary_of
 from zoo.api.paths import Model, as_list, files_of, is_file, open_model, output_path, require_distinct, require_report
 from zoo.api.samples import (
     EFFORT,
@@ -288,7 +288,7 @@ def quantize(
         ranker = import_ranker(model, calibration_data, output, schema, None, columns, output_node, on_error)
         facts = {"family": ranker.entry.name, "structure": ranker.card.details["structure"]}
         result = _quantize_folder(ranker, None, changes, table, report_path)
-        moved = moved_probabilities(ranker, calibration_data, on_error)
+        moved = compare_probabilities(ranker, calibration_data, on_error)
         return {**facts, **result, "probability": moved, "summary": summary_of(ranker)}
     if file:
         calibration = Calibration(
@@ -396,7 +396,7 @@ def _write_int8(
     io.save(int8, path)
     held_out = split_held_out(float_model, samples, table.samples)[0] if samples else ()
     quick = facts.get("effort") == "fast"
-    summary = warned(summarize(float_model, int8, quantized, table, held_out, quick=quick, path=path))
+    summary = log_warnings(summarize(float_model, int8, quantized, table, held_out, quick=quick, path=path))
     return {**quantized.to_json(), "path": str(path), "bytes": path.stat().st_size, "summary": summary}
 
 

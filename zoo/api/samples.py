@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pipelines.analysis.quality_metric import FeedMetric, MetricError, OutputMetric, QualityDrop, QualityMetric
 from pipelines.core import files
 from pipelines.core.batches import Batch, cut, joined, length
-from pipelines.core.derived import removed_after
+from pipelines.core.derived import temporary_derived
 from pipelines.core.errors import RequestError
 from pipelines.data import images
 from pipelines.data.preprocess import Preprocess
@@ -310,7 +310,7 @@ def raw_samples(
         if not (folder.path / SAMPLES).is_file():
             raise RequestError(f"{folder.card.name} has no samples of its training data; give yours with {option} FILE")
         return read_once(folder.ensure(SAMPLES))
-    with removed_after(folder.path):
+    with temporary_derived(folder.path):
         opened: Any = folder.entry.pipeline()(folder, "fp32", "onnxruntime")
         if columns:
             opened.read_columns(columns)

@@ -43,7 +43,7 @@ LENGTH = 128  # tokens of a calibration row
 ROWS = 256  # maximum number of calibration rows
 QUERY_PART = 8  # interval of the texts that are queries of a multi-vector encoder
 BATCH_TOKENS = 2048  # of a padded batch that judges
-SHARE, MINIMUM = 0.01, 0.97  # largest share of texts of cosines below `metrics.LOW`, and the lowest cosine
+SHARE, MINIMUM = 0.01, 0.97  # largest share of texts of cosines below `metrics.LOW_COSINE`, and the lowest cosine
 AGREEMENT = 0.98
 GOAL = 30.0  # dB of SQNR up to which layers stay in float32
 OUTPUT = "output"
@@ -198,7 +198,7 @@ def quality(exact: NDArray[Any], int8: NDArray[Any], labels: int, several: bool 
         return {
             "mean": round(float(cosines.mean()), 5),
             "minimum": round(float(cosines.min()), 5),
-            f"below_{metrics.LOW}": round(float((cosines < metrics.LOW).mean()), 5),
+            f"below_{metrics.LOW_COSINE}": round(float((cosines < metrics.LOW_COSINE).mean()), 5),
         }
     correlation = {}
     if several:
@@ -218,11 +218,11 @@ def quality(exact: NDArray[Any], int8: NDArray[Any], labels: int, several: bool 
 def _is_low(result: dict[str, Any]) -> bool:
     if "agreement" in result:
         return bool(result["agreement"] < AGREEMENT)
-    return bool(result[f"below_{metrics.LOW}"] > SHARE or result["minimum"] < MINIMUM)
+    return bool(result[f"below_{metrics.LOW_COSINE}"] > SHARE or result["minimum"] < MINIMUM)
 
 
 def _order(result: dict[str, Any]) -> tuple[float, ...]:
     """Key of a quality; the greater, the better."""
     if "agreement" in result:
         return (result["agreement"], -result.get("largest_change", 0.0))
-    return (-result[f"below_{metrics.LOW}"], min(result["minimum"], MINIMUM), result["mean"])
+    return (-result[f"below_{metrics.LOW_COSINE}"], min(result["minimum"], MINIMUM), result["mean"])

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 TOP_K = 10  # ranks that NDCG and MRR count
 NEIGHBOURS = 10
-LOW = 0.99  # cosine to fp32 below which texts are counted
+LOW_COSINE = 0.99  # cosine to fp32 below which texts are counted
 MAX_TEXTS = 5000  # texts among which nearest neighbours are searched
 MIN_TEXTS_PER_QUERY = 2.0  # mean number of texts per first text from which on pairs are a ranking
 Floats = NDArray[np.floating[Any]]
@@ -132,9 +132,9 @@ def lowest(cosines: Floats) -> dict[str, float]:
         cosines: Cosine similarity of each text's embeddings, float [n].
 
     Returns:
-        {"least_cosine": minimum, "cosine_below_99": share of texts below `LOW`}.
+        {"least_cosine": minimum, "cosine_below_99": share of texts below `LOW_COSINE`}.
     """
-    return {"least_cosine": float(cosines.min()), "cosine_below_99": float((cosines < LOW).mean())}
+    return {"least_cosine": float(cosines.min()), "cosine_below_99": float((cosines < LOW_COSINE).mean())}
 
 
 def read_pairs(

@@ -40,7 +40,7 @@ CANDIDATES: dict[str, tuple[Any, ...]] = {  # in the order of their usual gain
 # steps of warm-up (DistributedDataParallel reorders its buckets in the second one), of a comparison, of the last one
 WARM, ROUNDS, FINAL = (3, 5, 9)
 SECONDS = 120.0  # time limit of the search
-LEAST = 0.02  # minimum gain for a change of options, as a share of the time of a step
+MIN_GAIN = 0.02  # minimum gain for a change of options, as a share of the time of a step
 
 
 @dataclass(frozen=True)
@@ -177,13 +177,13 @@ def _searched(
             other = replace(best, **{name: value})
             gain, noise = compared(model, group, step, best, other, ROUNDS)
             tried.append({"option": name, "value": value, "speedup": round(gain, 3), "noise": round(noise, 3)})
-            if gain > 1 + max(noise, LEAST):
+            if gain > 1 + max(noise, MIN_GAIN):
                 best = other
     gain = 1.0
     if best != start:
         gain, noise = compared(model, group, step, start, best, FINAL)
         tried.append({"option": "all", "value": asdict(best), "speedup": round(gain, 3), "noise": round(noise, 3)})
-        if gain <= 1 + max(noise, LEAST):
+        if gain <= 1 + max(noise, MIN_GAIN):
             best, gain = start, 1.0
     shares = [round(share(model, group, step, options), 3) for options in (start, best)]
     return {"communication": asdict(best), "speedup": round(gain, 3), "share": shares, "tried": tried}

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from pipelines.core.batches import Batch, cut
-from pipelines.core.derived import removed_after
+from pipelines.core.derived import temporary_derived
 from pipelines.core.progress import progress
 from pipelines.data import sample_texts
 from pipelines.graph import io, reference_session
@@ -36,7 +36,7 @@ BATCH = 16
 AGREEMENT = 0.98
 GOAL = 30.0  # dB of SQNR up to which layers stay in float32
 LANGUAGES = 8  # target languages of a model that has no default
-SHARE = 0.35  # maximum share of the multiplications in float32; a third are those of T5's second layers
+MAX_FLOAT_SHARE = 0.35  # maximum share of the multiplications in float32; a third are those of T5's second layers
 JUDGED = 4  # batches on which layers are chosen
 
 
@@ -83,7 +83,7 @@ def judged(
     if result["agreement"] >= AGREEMENT:
         return table, result
     rows, best = list(cut(samples(folder, JUDGED * BATCH), BATCH)), (table, result)
-    for better in with_float_layers(quantizer, table, rows, GOAL, kinds=(True, False), share=SHARE):
+    for better in with_float_layers(quantizer, table, rows, GOAL, kinds=(True, False), share=MAX_FLOAT_SHARE):
         improved = measure(better) if better.keep_float else result
         if improved["agreement"] > best[1]["agreement"]:
             best = better, improved | {"float_layers": sorted(better.keep_float), "int8_alone": result}
@@ -97,7 +97,7 @@ def _translated(folder: ModelFolder, texts: Sequence[str], count: int) -> tuple[
 
     A model that needs a language and has no default translates the texts into several languages in turn.
     """
-    with removed_after(folder.path):
+    with temporary_derived(folder.path):
         pipeline: Any = folder.entry.pipeline()(folder, "fp32", "onnxruntime")
         pipeline.beam = 1
         vocabularies = in_languages(pipeline.vocabulary, LANGUAGES)

@@ -22,13 +22,13 @@ from pipelines.engines.native import recommender_files
 from pipelines.engines.native.recommender_files import ClickModel
 from pipelines.engines.native.recommenders import ProgramGraph, ProgramSession
 from pipelines.engines.quickest import Option
-from pipelines.engines.timing import SETTLING, choose
+from pipelines.engines.timing import UNSETTLED_SECONDS, choose
 from pipelines.kernels import extension
 from pipelines.kernels.recommenders.native import SharedInputs
 
 logger = logging.getLogger(__name__)
 SIZES = (1, 64, 512)  # batch sizes that forms are timed at
-RANKED = 512  # items of a ranking that forms are timed at
+RANKED_ITEMS = 512  # items of a ranking that forms are timed at
 SUFFIX = ".form"
 MARGIN = 0.1  # part of the time by which a form may be slower that has finer integers
 
@@ -75,7 +75,7 @@ class Forms:
 
         The first process that opens the model times the forms (`_decided`) and stores the choice beside the model, or
         under ZOO_HOME. Other processes use this choice without timing. A choice made under load is timed again after
-        `timing.SETTLING` seconds, and replaced, with a warning, by a form that is faster by more than `MARGIN` on a
+        `timing.UNSETTLED_SECONDS`, and replaced, with a warning, by a form that is faster by more than `MARGIN` on a
         free CPU. The first form runs where the choice cannot be kept.
         """
         if len(self.names) == 1:
@@ -83,14 +83,14 @@ class Forms:
         machine_key = hashlib.sha256(repr((machine.cpu(), extension.isas())).encode()).hexdigest()[:8]
         place = ([self.path.parent], f"chosen-{machine_key}", recommender_files.VERSION)
         try:
-            if kept := existing(self.path, *place, SUFFIX, _holds):
+            if kept := existing(self.path, *place, SUFFIX, _is_current):
                 return str(files.read_json(kept)["form"])
             decided = self._decided()  # outside the lock of derived files, since timings have another
 
             def keep(_: Path, path: Path) -> None:
-                files.write_json(path, self._replaced(_kept(path), *decided))
+                files.write_json(path, self._replaced(_read_choice(path), *decided))
 
-            return str(files.read_json(derived(self.path, *place, keep, SUFFIX, _holds))["form"])
+            return str(files.read_json(derived(self.path, *place, keep, SUFFIX, _is_current))["form"])
         except ZooError as error:
             logger.warning("the form of %s is not chosen: %s; %s runs", self.path, error, self.names[0])
             return self.names[0]
@@ -98,10 +98,10 @@ class Forms:
     def _decided(self) -> tuple[dict[str, Any], dict[str, float]]:
         """Returns the fastest form by its times at all of `SIZES`, relative to the fastest at that size.
 
-        The times of a model that ranks items include that of `RANKED` items of one user, whose inputs are shared. The
-        first of `names` up to `MARGIN` slower is chosen. Timings are those of `timing.choose`, under the lock of all
-        timings; they hold for all models of the same structure, as for those with other weights. The first form is
-        chosen where tables lie beyond memory.
+        The times of a model that ranks items include that of `RANKED_ITEMS` items of one user, whose inputs are shared.
+        The first of `names` up to `MARGIN` slower is chosen. Timings are those of `timing.choose`, under its lock; they
+        hold for all models of the same structure, as for those with other weights. The first form is chosen where
+        tables lie beyond memory.
 
         Returns:
             {"form", "settled": whether the CPU was free, "made": seconds since 1970}, and the times of the forms.
@@ -115,7 +115,7 @@ class Forms:
             if model.shared is not None:
                 rankers = {name: functools.partial(_Ranker, opener, model.shared) for name, opener in openers.items()}
                 digest = f"{digest} sharing {model.shared}"
-                choices.append(choose(digest, rankers, random_batch(model, RANKED), finest=self.names))
+                choices.append(choose(digest, rankers, random_batch(model, RANKED_ITEMS), finest=self.names))
         times = {
             name: sum(choice.milliseconds.get(name, np.inf) / min(choice.milliseconds.values()) for choice in choices)
             for name in self.names
@@ -169,7 +169,7 @@ class _Ranker:
         return self._session.run_shared(batch, self._shared)
 
 
-def _kept(path: Path) -> dict[str, Any]:
+def _read_choice(path: Path) -> dict[str, Any]:
     """Returns a choice that is kept; {} if it is missing or damaged."""
     try:
         choice = files.read_json(path)
@@ -178,10 +178,10 @@ def _kept(path: Path) -> dict[str, Any]:
         return {}
 
 
-def _holds(path: Path) -> bool:
+def _is_current(path: Path) -> bool:
     """Whether a choice that is kept is still used: for good if it was made on a free CPU."""
-    kept = _kept(path)
-    return bool(kept) and (kept.get("settled") is True or 0 <= time.time() - kept["made"] < SETTLING)
+    kept = _read_choice(path)
+    return bool(kept) and (kept.get("settled") is True or 0 <= time.time() - kept["made"] < UNSETTLED_SECONDS)
 
 
 def _structure(models: Sequence[ClickModel]) -> str:

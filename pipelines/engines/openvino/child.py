@@ -16,8 +16,8 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-IDLE = 5.0  # seconds until a child ends
-PATIENCE = 300.0  # seconds for one request
+IDLE_SECONDS = 5.0  # seconds until a child ends
+REQUEST_SECONDS = 300.0  # seconds for one request
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
 _START = "import sys; sys.path[:] = {path!r}; from pipelines.engines.openvino.probe import serve; serve({idle})"
 
@@ -27,7 +27,7 @@ class _Child:
 
     def __init__(self) -> None:
         self.owner = os.getpid()
-        code = _START.format(path=[path or os.getcwd() for path in sys.path], idle=IDLE)  # noqa: PTH109
+        code = _START.format(path=[path or os.getcwd() for path in sys.path], idle=IDLE_SECONDS)  # noqa: PTH109
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         self._process = subprocess.Popen([sys.executable, "-c", code], **pipes)
 
@@ -38,7 +38,7 @@ class _Child:
         try:
             process.stdin.write(request)
             process.stdin.flush()
-            if select.select([process.stdout], [], [], PATIENCE)[0]:
+            if select.select([process.stdout], [], [], REQUEST_SECONDS)[0]:
                 return pickle.load(process.stdout), 0  # of our own child
             self.end()
             return None, signal.SIGALRM
@@ -103,7 +103,7 @@ def _probe(request: dict[str, Any]) -> dict[str, Any] | None:
             name = signal.Signals(-status).name
             return _failed(f"with {request['form']}, it crashes ({name})")
         if status == signal.SIGALRM:
-            return _failed(f"it takes more than {PATIENCE:.0f} s")
+            return _failed(f"it takes more than {REQUEST_SECONDS:.0f} s")
     logger.info("openvino is not checked: the child process ended with status %d", status)
     return None
 

@@ -30,14 +30,14 @@ VERSION = 2  # of verdicts: bump it when the checks of `probe` change
 STATIC = "static batch sizes"
 UNFUSED = "static batch sizes, without compiled subgraphs"
 DYNAMIC = "dynamic shapes"  # without compiled subgraphs and without a cache of compiled models
-EXPECTED = 1e-5  # difference from ONNX Runtime, as a share of the power, that needs no comparison of forms
+NEGLIGIBLE_DIFFERENCE = 1e-5  # difference from ONNX Runtime, as a share of the power, that needs no comparison of forms
 FORMS = (STATIC, UNFUSED, DYNAMIC)  # the fastest first
 SIZES = (1, 2, 8, 64)  # batch sizes that every graph is checked at
 _PLAIN = {"SNIPPETS_MODE": "DISABLE"}
 OPTIONS: dict[str, dict[str, str]] = {STATIC: {}, UNFUSED: _PLAIN, DYNAMIC: _PLAIN}
 _VERDICTS: dict[Path, Verdict] = {}  # by file
-_CHOOSING = threading.RLock()
-os.register_at_fork(before=_CHOOSING.acquire, after_in_parent=_CHOOSING.release, after_in_child=_CHOOSING.release)
+_LOCK = threading.RLock()
+os.register_at_fork(before=_LOCK.acquire, after_in_parent=_LOCK.release, after_in_child=_LOCK.release)
 
 
 @dataclass(frozen=True)
@@ -98,11 +98,11 @@ def correct_form(graph: Graph, batch: Batch, size: int, sizes: Sequence[int] = S
     Raises:
         WrongResultsError: No form is correct.
     """
-    with _CHOOSING:
-        verdict = _known(graph)
+    with _LOCK:
+        verdict = _read_verdict(graph)
         if verdict is None or (verdict.form and size not in verdict.sizes):
             others = [other for other in sizes if other != size] if size and verdict is None else []
-            verdict = _judge(graph, verdict or Verdict(), batch, size, others)
+            verdict = _validate(graph, verdict or Verdict(), batch, size, others)
     if not verdict.form:
         fault = next(iter(verdict.faults.values()))
         raise WrongResultsError(
@@ -111,7 +111,7 @@ def correct_form(graph: Graph, batch: Batch, size: int, sizes: Sequence[int] = S
     return verdict.form
 
 
-def _judge(graph: Graph, verdict: Verdict, batch: Batch, size: int, others: Sequence[int]) -> Verdict:
+def _validate(graph: Graph, verdict: Verdict, batch: Batch, size: int, others: Sequence[int]) -> Verdict:
     """Probes the form of the verdict and, while a form differs from ONNX Runtime, the next one.
 
     Those are compared at the worst batch size first, and the best of them at all sizes.
@@ -121,12 +121,12 @@ def _judge(graph: Graph, verdict: Verdict, batch: Batch, size: int, others: Sequ
     if (first := whole[verdict.form]) is None:  # the batch is faulty, or there is no reference: nothing to compare
         return verdict
     probed = {verdict.form: first}
-    if first["difference"] > EXPECTED:
+    if first["difference"] > NEGLIGIBLE_DIFFERENCE:
         worst = [first["worst"]] if "worst" in first else sizes
         for form in FORMS[FORMS.index(verdict.form) + 1 :]:
             probed[form] = _probe(replace(graph, cached=False), form, batch, worst) or first
     while True:
-        limit = min(ALIKE, 10 * max(EXPECTED, min(result["difference"] for result in probed.values())))
+        limit = min(ALIKE, 10 * max(NEGLIGIBLE_DIFFERENCE, min(result["difference"] for result in probed.values())))
         form = next((form for form, result in probed.items() if result["difference"] <= limit), "")
         if not form or form in whole:
             break
@@ -139,7 +139,7 @@ def _judge(graph: Graph, verdict: Verdict, batch: Batch, size: int, others: Sequ
         faults = faults | {name: result["fault"] for name, result in probed.items() if name != form}
     if form and form != verdict.form:
         logger.warning("%s runs in openvino with %s: %s", graph.path, form, next(iter(faults.values())))
-    return _remember(graph, Verdict(form, sorted({*kept, *probed[form]["sizes"]}) if form else [], faults))
+    return _store(graph, Verdict(form, sorted({*kept, *probed[form]["sizes"]}) if form else [], faults))
 
 
 def _probe(graph: Graph, form: str, batch: Batch, sizes: Sequence[int]) -> dict[str, Any] | None:
@@ -150,7 +150,7 @@ def _file(graph: Graph) -> Path:
     return settings.home() / "verdicts" / f"{graph.key}.json"
 
 
-def _known(graph: Graph) -> Verdict | None:
+def _read_verdict(graph: Graph) -> Verdict | None:
     """The verdict of this process or of an earlier one."""
     if (path := _file(graph)) not in _VERDICTS and path.is_file():
         try:
@@ -162,7 +162,7 @@ def _known(graph: Graph) -> Verdict | None:
     return _VERDICTS.get(path)
 
 
-def _remember(graph: Graph, verdict: Verdict) -> Verdict:
+def _store(graph: Graph, verdict: Verdict) -> Verdict:
     path = _file(graph)
     _VERDICTS[path] = verdict
     try:

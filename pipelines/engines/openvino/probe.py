@@ -15,13 +15,13 @@ import numpy as np
 
 from pipelines.core.batches import Batch, length, resized
 from pipelines.core.errors import ZooError, one_line
-from pipelines.engines.agreement import ALIKE, LONG, difference, largest_difference, stretched, tolerance, variants
+from pipelines.engines.agreement import ALIKE, LONG_AXIS, difference, largest_difference, stretched, tolerance, variants
 from pipelines.engines.onnxruntime import OnnxRuntimeSession
 from pipelines.engines.openvino.forms import DYNAMIC, Graph
 from pipelines.engines.openvino.session import OpenVinoSession
 
 BUDGET = 4.0  # seconds until no further batch size is checked; that of the caller always is
-SHARE = 0.25  # of the budget that ONNX Runtime may take for a further size
+REFERENCE_SHARE = 0.25  # of the budget that ONNX Runtime may take for a further size
 ROUNDING = 1e-3  # difference of a padded or longer batch, as a share of the power, that rounding may explain
 AS_OPENED = "openvino (the file as it is)"
 
@@ -106,12 +106,12 @@ def check_as_opened(graph: dict[str, Any], batch: Batch) -> dict[str, Any]:
 
 
 def _affordable(reference: OnnxRuntimeSession, batch: Batch) -> int:
-    """Returns the size of long batches that ONNX Runtime computes within a share of the budget, `LONG` at most."""
+    """Returns the size of long batches that ONNX Runtime computes within a share of the budget, `LONG_AXIS` at most."""
     start = time.perf_counter()
     with contextlib.suppress(ZooError):
         reference.run(batch)
     seconds = (time.perf_counter() - start) / max(length(batch), 1)
-    return int(np.clip(SHARE * BUDGET / seconds, 2, LONG))
+    return int(np.clip(REFERENCE_SHARE * BUDGET / seconds, 2, LONG_AXIS))
 
 
 def check(graph: dict[str, Any], form: str, batch: Batch, sizes: Sequence[int]) -> dict[str, Any]:
@@ -139,7 +139,7 @@ def check(graph: dict[str, Any], form: str, batch: Batch, sizes: Sequence[int]) 
     padded = form == DYNAMIC  # no batch is
     result: dict[str, Any] = {"difference": 0.0, "fault": "", "refused": False, "sizes": []}
     for size in sizes:
-        if result["sizes"] and (seconds * size > SHARE * BUDGET or time.perf_counter() - start > BUDGET):
+        if result["sizes"] and (seconds * size > REFERENCE_SHARE * BUDGET or time.perf_counter() - start > BUDGET):
             continue
         example = resized(batch, size)
         try:
@@ -212,7 +212,7 @@ def _fault_of_growth(
     try:
         kind = OpenVinoSession if graph.cached else _Uncached
         session = kind(graph.path, graph.threads, graph.model, graph.precision, form=form)
-        for size in (1, LONG):
+        for size in (1, LONG_AXIS):
             example = {name: stretched(batch[name], axes, size) for name, axes in free.items()}
             expected = reference.run(example)
             share, name = largest_difference("openvino", session.run(example), expected)
@@ -220,4 +220,4 @@ def _fault_of_growth(
         return ""
     if share <= max(ROUNDING, 10 * exact):
         return ""
-    return f"a batch of length {LONG} after one of length 1 is wrong: {difference('openvino', name, share)}"
+    return f"a batch of length {LONG_AXIS} after one of length 1 is wrong: {difference('openvino', name, share)}"

@@ -23,7 +23,7 @@ from pipelines.engines.session import BF16, Executed, Port, brief
 
 logger = logging.getLogger(__name__)
 
-PROBED = 1009  # batch size of a probe; a prime that no other axis has
+PROBE_BATCH = 1009  # batch size of a probe; a prime that no other axis has
 
 
 def library() -> Any:
@@ -142,10 +142,10 @@ class OpenVinoSession(Asynchronous):
         """Whether the first axis of every output may be the sample axis, so that padding can be cut off."""
         model = self._core.read_model(self._model)
         try:
-            model.reshape(self._shapes(PROBED))
+            model.reshape(self._shapes(PROBE_BATCH))
         except RuntimeError:  # reported by the compilation
             return True
-        return all(_first_size(port.partial_shape) in (None, PROBED) for port in model.outputs)
+        return all(_first_size(port.partial_shape) in (None, PROBE_BATCH) for port in model.outputs)
 
     @property
     def pads(self) -> bool:

@@ -31,7 +31,7 @@ from pipelines.kernels.transformer.reference.rows import SMALLEST_ABS_MAX
 
 ZERO_POINT, LEVELS = 128, np.float32(127)
 UNIT = 16  # components are padded with zeros to a multiple
-EXACT = 1024  # components up to which float32 holds the sums of codes
+MAX_FLOAT_WIDTH = 1024  # components up to which float32 holds the sums of codes
 SUFFIX = ".npz"
 VERSION = 1
 LOCAL_HEADER = 30  # bytes before the name of a file in a zip archive
@@ -229,7 +229,7 @@ def reference(
     Returns:
         float32 [n].
     """
-    dtype: Any = np.float32 if documents.codes.shape[1] <= EXACT else np.float64
+    dtype: Any = np.float32 if documents.codes.shape[1] <= MAX_FLOAT_WIDTH else np.float64
     query: NDArray[Any] = codes.astype(dtype).T
     rows = range(len(documents)) if chosen is None else chosen
     factors = np.zeros(-(-len(scale) // UNIT) * UNIT, np.float32)

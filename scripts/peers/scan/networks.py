@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 from torch.nn import functional
 
-MOST = 128  # samples of a network
+MAX_SAMPLES = 128  # samples of a network
 Arrays = dict[str, NDArray[Any]]
 
 
@@ -424,7 +424,7 @@ def write(name: str, folder: Path) -> None:
     """
     network, rng = NETWORKS[name], np.random.default_rng(1)
     network.write(folder / f"{name}.onnx", network.samples(rng, 3), network.axis)
-    np.savez(folder / f"{name}.test.npz", **network.samples(rng, MOST))  # type: ignore[arg-type]
+    np.savez(folder / f"{name}.test.npz", **network.samples(rng, MAX_SAMPLES))  # type: ignore[arg-type]
     calibration = network.samples(rng, 64)
     if network.axis:  # one sample each, as `zoo quantize` takes inputs that are not samples first
         calibration = {key: np.moveaxis(array, network.axis, 0)[:, :, None] for key, array in calibration.items()}

@@ -32,7 +32,7 @@ from pipelines.engines.openvino import forms
 from scripts.peers import harness, processes
 
 SIZES = "1,2,3,4,7,8,9,16,17,31,32,33,64,127,128"
-FEW = 8  # samples of the batches that are shorter along other axes
+SHORT_SAMPLES = 8  # samples of the batches that are shorter along other axes
 LOG_FAMILIES = ("wide-deep", "deepfm", "dcn-v2", "dlrm", "autoint", "finalmlp", "gdcn", "two-tower")
 SETTINGS = ("epochs=1", "l2_embeddings=10", "refit=false")
 KINDS = ("shipped", "families", "foreign")
@@ -205,9 +205,9 @@ def _batches(batch: Batch, axis: int, sizes: Sequence[int]) -> Iterator[tuple[st
     other = 1 - axis
     if axis or set(batch) == {"ids", "mask"}:  # time, or tokens
         for share in (0.9, 0.5, 0.3):
-            few = back(resized(turned, FEW))
+            few = back(resized(turned, SHORT_SAMPLES))
             cut = {name: np.take(array, range(int(array.shape[other] * share)), other) for name, array in few.items()}
-            yield f"{FEW} at {share}", cut, FEW
+            yield f"{SHORT_SAMPLES} at {share}", cut, SHORT_SAMPLES
 
 
 def _cut(array: NDArray[Any], size: int, count: int, axis: int) -> NDArray[Any]:

@@ -31,7 +31,7 @@ def unpadded(outputs: Any, batch: Batch) -> Any:
     return outputs[batch["attention_mask"] != 0] if outputs.ndim == 3 else outputs
 
 
-class Way:
+class Encoder:
     """An encoder in a process of its own.
 
     Attributes:
@@ -129,7 +129,7 @@ class Way:
         return [self.encode([text]) for text in self.texts[:CALIBRATION]]
 
 
-class Zoo(Way):
+class Zoo(Encoder):
     """The native encoder, texts of any lengths in one call."""
 
     model: str | Path = MODEL
@@ -139,7 +139,7 @@ class Zoo(Way):
         self.threads = threads
 
     def opened(self) -> Callable[[Batch], Any]:
-        """See `Way`."""
+        """See `Encoder`."""
         if self.threads > 1:
             os.sched_setaffinity(0, range(os.cpu_count() or 1))
         opened: Any = zoo.pipeline(self.model, "int8", "native", threads=self.threads)
@@ -147,11 +147,11 @@ class Zoo(Way):
         return opened.compute  # type: ignore[no-any-return]
 
     def build(self) -> None:
-        """See `Way`."""
+        """See `Encoder`."""
         self.opened()
 
 
-class OnnxRuntime(Way):
+class OnnxRuntime(Encoder):
     """fp32.onnx, or the files that onnxruntime's quantizers make of it."""
 
     def __init__(self, *arguments: Any, kind: str = "fp32") -> None:
@@ -159,7 +159,7 @@ class OnnxRuntime(Way):
         self.source, self.path = self.work / "fp32.onnx", self.work / f"{kind}.onnx"
 
     def build(self) -> None:
-        """See `Way`."""
+        """See `Encoder`."""
         if self.path.stem == "dynamic":
             onnx_runtime.quantize_dynamic(self.source, self.path)
         elif self.path.stem == "static":
@@ -167,12 +167,12 @@ class OnnxRuntime(Way):
             onnx_runtime.quantize_static(self.source, self.path, self.samples(), **plain)
 
     def opened(self) -> Callable[[Batch], Any]:
-        """See `Way`."""
+        """See `Encoder`."""
         session = onnx_runtime.session(self.path)
         return lambda batch: unpadded(session.run(None, batch)[0], batch)
 
 
-class OpenVino(Way):
+class OpenVino(Encoder):
     """fp32.onnx, as it is or quantized by NNCF; OpenVINO computes float operators in bfloat16 on CPUs that have it."""
 
     def __init__(self, *arguments: Any, kind: str = "nncf") -> None:
@@ -180,7 +180,7 @@ class OpenVino(Way):
         self.kind = kind
 
     def build(self) -> None:
-        """See `Way`."""
+        """See `Encoder`."""
         if self.kind == "fp32":
             return
         import nncf
@@ -191,7 +191,7 @@ class OpenVino(Way):
         open_vino.save(made, self.work / "nncf.xml")
 
     def opened(self) -> Callable[[Batch], Any]:
-        """See `Way`."""
+        """See `Encoder`."""
         import openvino as ov
 
         settings = {"INFERENCE_NUM_THREADS": 1, "PERFORMANCE_HINT": "LATENCY"}
@@ -200,7 +200,7 @@ class OpenVino(Way):
         return lambda batch: unpadded(compiled(batch)[0], batch)
 
 
-class SentenceTransformers(Way):
+class SentenceTransformers(Encoder):
     """The library of the model: text in, vectors out."""
 
     text_only = True
@@ -223,7 +223,7 @@ class SentenceTransformers(Way):
         return SentenceTransformer(str(self.place), device="cpu", backend=self.backend, model_kwargs=options)
 
     def build(self) -> None:
-        """See `Way`."""
+        """See `Encoder`."""
         if self.backend == "onnx":
             from sentence_transformers import export_dynamic_quantized_onnx_model
 
@@ -242,7 +242,7 @@ class SentenceTransformers(Way):
             export_static_quantized_openvino_model(model, config, str(self.place), column_name="text", **dataset)
 
     def opened(self) -> Callable[[Batch], Any]:
-        """See `Way`."""
+        """See `Encoder`."""
         import torch
 
         pytorch.use_one_thread()
@@ -263,7 +263,7 @@ class SentenceTransformers(Way):
         return run
 
 
-class FastEmbed(Way):
+class FastEmbed(Encoder):
     """fastembed around the graph up to the last layer; it pools itself."""
 
     text_only = True
@@ -274,7 +274,7 @@ class FastEmbed(Way):
         return self.work / "fastembed"
 
     def build(self) -> None:
-        """See `Way`."""
+        """See `Encoder`."""
         self.place.mkdir(exist_ok=True)
         part = edit.extract(io.load(self.work / "fp32.onnx"), ["input_ids", "attention_mask"], ["hidden"])
         io.save(part, self.place / "model.onnx")
@@ -282,7 +282,7 @@ class FastEmbed(Way):
             (self.place / path.name).write_bytes(path.read_bytes())
 
     def opened(self) -> Callable[[Batch], Any]:
-        """See `Way`."""
+        """See `Encoder`."""
         from fastembed import TextEmbedding
 
         name = "sentence-transformers/all-MiniLM-L6-v2"
@@ -295,7 +295,7 @@ OPENVINO = {
     "file_name": "openvino/openvino_model_qint8_quantized.xml",
     "ov_config": {"INFERENCE_NUM_THREADS": "1", "PERFORMANCE_HINT": "LATENCY"},
 }
-WAYS: dict[str, Callable[..., Way]] = {
+WAYS: dict[str, Callable[..., Encoder]] = {
     "zoo": Zoo,
     "zoo-two-threads": functools.partial(Zoo, threads=2),
     "openvino-nncf": OpenVino,

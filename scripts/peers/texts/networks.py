@@ -44,7 +44,7 @@ from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.progress import progress
 from scripts.peers import harness, processes
 from scripts.peers.texts import encoders, runs, shapes
-from scripts.peers.texts.encoders import EXACT, Batch, Way
+from scripts.peers.texts.encoders import EXACT, Batch, Encoder
 
 LENGTHS, LONG = (16, 64, 256), 8192  # tokens of a text
 STREAM = 48  # texts of a stream
@@ -54,7 +54,7 @@ COMPARED, CALIBRATED, ROWS = 64, 64, 32  # texts
 UNPRINTED = ("engines", "left_out", "unable", "order")  # in the table
 # The first that can hold a long text: float32, else this project; OpenVINO's results are wrong where memory is short.
 REFERENCES = (EXACT, "sentence-transformers", "openvino-fp32", "zoo")
-LEAST = 0.9  # cosine with it of an engine that is timed
+MIN_COSINE = 0.9  # cosine with it of an engine that is timed
 NEEDED = ("zoo", EXACT)  # `Zoo.build` exports the graph, the other computes what results are compared with
 PACKAGES = (
     "nncf",
@@ -111,7 +111,7 @@ class FastEmbed(encoders.FastEmbed):
         return lambda texts: np.stack(list(model.embed(texts, batch_size=len(texts))))
 
 
-ENCODERS: dict[str, Callable[..., Way]] = {
+ENCODERS: dict[str, Callable[..., Encoder]] = {
     "zoo": Zoo,
     "openvino-fp32": functools.partial(encoders.OpenVino, kind="fp32"),
     **{name: encoders.WAYS[name] for name in ("openvino-nncf", EXACT, "onnxruntime-dynamic")},
@@ -120,7 +120,7 @@ ENCODERS: dict[str, Callable[..., Way]] = {
 }
 
 
-def timed(name: str, *arguments: Any) -> Way:
+def timed(name: str, *arguments: Any) -> Encoder:
     """Makes an engine of texts of any length that is timed by its CPU time.
 
     Args:
@@ -192,8 +192,10 @@ def time_long(workers: Mapping[str, processes.Worker], texts: Sequence[str], rou
         name: 1.0 if reference is None else float((x * vectors[reference]).sum(1).min()) for name, x in vectors.items()
     }
     for name, cosine in cosines.items():
-        if not cosine >= LEAST:
-            reasons[name] = f"its result has the cosine {cosine:.3f} with that of {reference}; expected {LEAST} or more"
+        if not cosine >= MIN_COSINE:
+            reasons[name] = (
+                f"its result has the cosine {cosine:.3f} with that of {reference}; expected {MIN_COSINE} or more"
+            )
     results = time_single({name: workers[name] for name in vectors if name not in reasons}, texts, rounds, warm=True)
     if reference:
         results = {name: {**figures, "cosine": round(cosines[name], 5)} for name, figures in results.items()}
@@ -205,7 +207,7 @@ class Network(NamedTuple):
 
     case: tuple[str, str, str]  # shape, size, task
     place: Path
-    makers: dict[str, Callable[[], Way]]
+    makers: dict[str, Callable[[], Encoder]]
     compared: list[str]
     left_out: dict[str, str]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from scripts.peers import harness, processes
-from scripts.peers.texts.encoders import EXACT, Way
+from scripts.peers.texts.encoders import EXACT, Encoder
 from zoo.texts.metrics import lowest
 
 SLOW, FEW = 4, 3  # a way that takes SLOW times as long as the quickest has FEW rounds
@@ -16,7 +16,7 @@ Key = TypeVar("Key")
 
 
 def build_ways(
-    makers: Mapping[str, Callable[[], Way]], work: Path, workers: processes.Workers, core: int | None = None
+    makers: Mapping[str, Callable[[], Encoder]], work: Path, workers: processes.Workers, core: int | None = None
 ) -> None:
     """Builds the ways that are neither built nor left out, in this order, on a core (None: the last)."""
     for name, make in makers.items():
@@ -32,7 +32,7 @@ def build_ways(
 
 
 def open_ways(
-    makers: Mapping[str, Callable[[], Way]], texts: Sequence[str], work: Path, workers: processes.Workers
+    makers: Mapping[str, Callable[[], Encoder]], texts: Sequence[str], work: Path, workers: processes.Workers
 ) -> dict[str, dict[str, Any]]:
     """Builds and opens ways, and compares their results with those of `EXACT`.
 

@@ -339,11 +339,11 @@ def test_the_page_is_whole_and_stands_alone(found, tmp_path):
 def test_many_tensors_are_folded_away_and_the_worst_come_first(found):
     one = {**found[2]["tensors"]["x"]}
     text = report_html.page(
-        {**found[2], "tensors": {f"t{i}": {**one, "sqnr_db": 90.0 - i} for i in range(report_html.SHOWN + 3)}}
+        {**found[2], "tensors": {f"t{i}": {**one, "sqnr_db": 90.0 - i} for i in range(report_html.SHOWN_TENSORS + 3)}}
     )
     shown, folded = text.split("<details>")
-    assert "<summary>3 more</summary>" in folded and shown.count('title="t') == report_html.SHOWN
-    assert f'title="t{report_html.SHOWN + 2}"' in shown and 'title="t0"' in folded
+    assert "<summary>3 more</summary>" in folded and shown.count('title="t') == report_html.SHOWN_TENSORS
+    assert f'title="t{report_html.SHOWN_TENSORS + 2}"' in shown and 'title="t0"' in folded
 
 
 def test_a_report_as_json(found, tmp_path):

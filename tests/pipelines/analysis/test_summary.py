@@ -41,7 +41,7 @@ def test_the_line_counts_layers_and_macs(rng, net, monkeypatch):
     facts = summary_of(rng, net)
     assert (facts["layers"], facts["int8_layers"], facts["macs_int8"]) == (2, 2, 1.0)
     assert facts["line"].startswith("2 of 2 layers int8, 100% of the MACs; SQNR ") and "; 1.6x in " in facts["line"]
-    assert facts["sqnr_db"] > summary.LOW and facts["warnings"] == []
+    assert facts["sqnr_db"] > summary.LOW_SQNR and facts["warnings"] == []
     assert "Shape" not in {layer["type"] for layer in facts["costliest"]}
     conv, gemm = 8 * 36 * 27, 4 * 8
     left = summary_of(rng, net, keep_float=("c",))
@@ -79,7 +79,7 @@ def test_what_is_bad_is_said_and_what_costs_it(rng, net, monkeypatch):
     (nothing,) = summary_of(rng, net, keep_float=(".*",))["warnings"]
     assert nothing.startswith("NOTHING IS INT8: 0 of 2 layers") and "c (Conv: kept float by the recipe)" in nothing
     monkeypatch.setattr(summary, "measure", lambda sessions, batch: [2.0, 1.0])
-    monkeypatch.setattr(summary, "LOW", 99.0)
+    monkeypatch.setattr(summary, "LOW_SQNR", 99.0)
     (low,) = summary_of(rng, net)["warnings"]
     assert low.startswith("LOW ACCURACY: SQNR ") and "most of it comes from " in low
 

@@ -167,13 +167,13 @@ def test_a_choice_made_under_load_is_timed_again_soon(path, idle, zoo_home, monk
         first = quickest(path, FEEDS)
     assert first.engine == "openvino" and not first.settled
     idle["openvino"] = 9.0
-    now += timing.SETTLING - 1
+    now += timing.UNSETTLED_SECONDS - 1
     assert quickest(path, FEEDS) == first
     now += 2
     second = quickest(path, FEEDS)
     assert second.engine == "onnxruntime" and second.settled
     idle["openvino"] = 1.0
-    now += timing.LASTING - 1
+    now += timing.MAX_AGE_SECONDS - 1
     assert quickest(path, FEEDS) == second
     now += 2
     assert quickest(path, FEEDS).engine == "openvino"
@@ -195,7 +195,7 @@ def test_a_choice_stays_unless_another_is_clearly_faster(path, idle, monkeypatch
     idle["onnxruntime"], idle["openvino"] = 1.0, 2.0
     assert quickest(path, FEEDS).engine == "onnxruntime"
     idle["openvino"] = other
-    now += timing.LASTING + 1
+    now += timing.MAX_AGE_SECONDS + 1
     assert quickest(path, FEEDS).engine == chosen
 
 

@@ -340,7 +340,7 @@ def test_weights_outside_the_folder_are_refused(outside):
 
 
 def test_a_model_too_large_for_one_file_keeps_its_weights_beside_it(rng, tmp_path, monkeypatch):
-    monkeypatch.setattr(tensor_sizes, "WHOLE", 1000)
+    monkeypatch.setattr(tensor_sizes, "MAX_PROTOBUF_BYTES", 1000)
     network = model(
         "(float[n,512] x) => (float[n,520] y) { y = MatMul(x, w) }",
         w=rng.standard_normal((512, 520)).astype(np.float32),

@@ -47,7 +47,7 @@ def model() -> ir.Model:
 
 @pytest.fixture(params=[1, 100, 1 << 40])
 def least(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(large_weights, "LEAST", request.param)
+    monkeypatch.setattr(large_weights, "LARGE_BYTES", request.param)
     return int(request.param)
 
 
@@ -148,7 +148,7 @@ def test_stacked_arrays_are_written_as_joined_ones(least: int, tmp_path: Path) -
 @pytest.mark.parametrize("least", [0, 1 << 30])
 def test_weights_in_a_file_with_several_links_are_read(tmp_path, monkeypatch, link, least):
     """As in the caches of the Hugging Face Hub (symbolic links), and after cp -al; onnx refuses both."""
-    monkeypatch.setattr(large_weights, "LEAST", least)
+    monkeypatch.setattr(large_weights, "LARGE_BYTES", least)
     weight = np.arange(12, dtype=np.float32).reshape(3, 4)
     text = '<ir_version: 8, opset_import: ["" : 17]> g (float[N, 3] x) => (float[N, 4] y) { y = MatMul(x, W) }'
     proto = onnx.parser.parse_model(text)

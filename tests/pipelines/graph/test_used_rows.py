@@ -32,7 +32,7 @@ def network(extra=()):
 
 @pytest.fixture(autouse=True)
 def small_tables(monkeypatch):
-    monkeypatch.setattr(large_weights, "LEAST", 1000)
+    monkeypatch.setattr(large_weights, "LARGE_BYTES", 1000)
 
 
 def outputs(model, samples):

@@ -171,7 +171,7 @@ def test_no_valid_file_is_written_over(folder, stage, listed):
 def test_a_build_that_was_killed_goes_on(folder, stage, monkeypatch):
     build(folder)
     with monkeypatch.context() as patch:
-        patch.setattr(stages, "_note", lambda folder, said: 1 / 0)  # the file is written, the record is not
+        patch.setattr(stages, "_record_reports", lambda folder, said: 1 / 0)  # the file is written, the record is not
         (folder.path / "seed.txt").write_text("2")
         (folder.path / stage).unlink()
         with pytest.raises(ZeroDivisionError):

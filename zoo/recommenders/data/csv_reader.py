@@ -26,11 +26,11 @@ from zoo.recommenders.data.encoding import Encoding, Field
 from zoo.recommenders.data.logs import Log, OnBadRow, csv_batches
 
 PAD = 64  # bytes that the parser may read behind the data
-PIECE = 1 << 19  # bytes parsed at once: they and their arrays stay in the cache
-MOST = 1 << 16  # rows that are parsed into one array
+PIECE_BYTES = 1 << 19  # bytes parsed at once: they and their arrays stay in the cache
+MAX_ROWS = 1 << 16  # rows that are parsed into one array
 LOWEST, HIGHEST = -16, 16384  # whole numbers whose encoding is looked up
 UNPARSED = ("id", "value", "gaps", "per-element")  # encodings that the parser does not know
-MOST_PARSERS = 16  # that are kept for one model, of logs with different columns
+MAX_PARSERS = 16  # that are kept for one model, of logs with different columns
 CACHED_HEADER = 1 << 14  # bytes of a header whose names are cached
 BOM, _FEED = b"\xef\xbb\xbf", ord("\n")
 
@@ -56,7 +56,7 @@ class RowBatcher:
     The parser writes into a scratch buffer that fits the cache; the rows are copied from there.
 
     Args:
-        rows: Rows of a batch, at most `MOST`.
+        rows: Rows of a batch, at most `MAX_ROWS`.
         shape: Columns of ids, numbers and scales.
         finish: Called with every batch and the numbers that the parser did not scale.
     """
@@ -64,7 +64,7 @@ class RowBatcher:
     def __init__(
         self, rows: int, shape: tuple[int, int, int], finish: Callable[[ParsedRows, PendingNumbers], None]
     ) -> None:
-        self.rows, self.shape, self.finish = min(rows, MOST), shape, finish
+        self.rows, self.shape, self.finish = min(rows, MAX_ROWS), shape, finish
         self._scratch = self._new(0)
         self._begin()
 
@@ -82,12 +82,12 @@ class RowBatcher:
         """Returns the scratch buffers of the parser.
 
         Args:
-            rows: Number of rows; the buffers have at most `MOST` rows.
+            rows: Number of rows; the buffers have at most `MAX_ROWS` rows.
 
         Returns:
             ids int32, numbers float32 and scales float32, [rows, columns] each; valid until `add`.
         """
-        rows = min(rows, MOST)
+        rows = min(rows, MAX_ROWS)
         if len(self._scratch[0]) < rows:
             self._scratch = self._new(rows)
         return self._scratch
@@ -158,7 +158,7 @@ def parser_of(
         return features.csv_parsers[key]
     except KeyError:
         parser = _new_parser(features, *key)
-    if len(features.csv_parsers) >= MOST_PARSERS:
+    if len(features.csv_parsers) >= MAX_PARSERS:
         features.csv_parsers.clear()
     features.csv_parsers[key] = parser
     return parser
@@ -295,12 +295,12 @@ class CsvReader:
             RequestError: The log cannot be read to its end, or a row has another number of columns and `on_bad_row` is
                 None.
         """
-        most = len(self.log.place) + 1 if isinstance(self.log.place, bytes) else PIECE
+        most = len(self.log.place) + 1 if isinstance(self.log.place, bytes) else PIECE_BYTES
 
         def read(front: int) -> tuple[NDArray[np.uint8], int]:
             """Reads a piece of the file behind `front` free bytes; returns the buffer and the end of the data."""
             begin = time.perf_counter()
-            step = min(PIECE, logs.BLOCK, most)
+            step = min(PIECE_BYTES, logs.BLOCK, most)
             if len(buffers[0]) < front + step + PAD + 1:
                 buffers[0] = np.zeros(front + step + PAD + 1, np.uint8)
             buffer = buffers.pop(0)

@@ -20,7 +20,7 @@ from pipelines.models.protocols import NoRow
 from zoo.recommenders.criteo import schema_of
 from zoo.recommenders.data.columns.label_values import faulty_labels
 from zoo.recommenders.data.columns.names import listed
-from zoo.recommenders.data.csv_reader import MOST, CsvReader, ParsedRows, RowReader
+from zoo.recommenders.data.csv_reader import MAX_ROWS, CsvReader, ParsedRows, RowReader
 from zoo.recommenders.data.encoding import Encoding, Field, Rows
 from zoo.recommenders.data.line_reader import read_lines
 from zoo.recommenders.data.logs import Log, open_logs
@@ -151,14 +151,14 @@ class Features(Encoding):
             )
         plain = not (labelled or tower or keep)
         if plain and (reader := RowReader.of(self, source)) is not None:
-            return self.of_rows(reader, min(batch_rows, MOST))
+            return self.of_rows(reader, min(batch_rows, MAX_ROWS))
         logs = [self.require(opened, tower, labelled, weighted, keep) for opened in open_logs(source)]
         clock: defaultdict[str, float] = defaultdict(float) if seconds is None else seconds
         labels = ("label", "weight")[: 1 + weighted] if labelled else ()
         outside = None if errors is None else errors.outside
         return self._batches(logs, batch_rows, log, clock, labels, tower, outside, tuple(keep))
 
-    def of_rows(self, reader: RowReader, size: int = MOST) -> Iterator[Rows]:
+    def of_rows(self, reader: RowReader, size: int = MAX_ROWS) -> Iterator[Rows]:
         """Reads and encodes Python rows; rows that the native reader declines are read as text columns.
 
         Args:

@@ -187,8 +187,10 @@ class _Reader:
         start = 0
         while start < len(text):
             end = text.rfind(b"\n", start, start + row_sources.BLOCK) + 1 or text.find(b"\n", start) + 1 or len(text)
-            if end - start > row_sources.LONGEST:
-                raise RequestError(f"found a line of over {row_sources.LONGEST >> 20} MB, expected tab separated text")
+            if end - start > row_sources.MAX_LINE_BYTES:
+                raise RequestError(
+                    f"found a line of over {row_sources.MAX_LINE_BYTES >> 20} MB, expected tab separated text"
+                )
             feed = b"" if text.endswith(b"\n", start, end) else b"\n"
             yield from self._lines("line", self.seen, b"".join([memoryview(text)[start:end], feed, _BEHIND]))
             start = end

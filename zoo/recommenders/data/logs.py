@@ -37,7 +37,7 @@ from zoo.recommenders.data.row_errors import closed_quotes
 BLOCK = 4 << 20  # bytes of text read at once
 HEAD = 10_000  # JSON lines that are read for the names of the columns; all of them if a column is missing
 ROWS = 65_536  # of a batch of JSON lines or Parquet; with lists, which may be long, a 16th
-FIRST = 64  # rows of a table that show whether a column of bytes is text
+INSPECTED_ROWS = 64  # rows of a table that show whether a column of bytes is text
 DELIMITERS = (",", "\t", ";", "|")
 CRITEO = ("label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27)))
 _QUOTED = re.compile(r'"[^"]*("|$)')
@@ -367,8 +367,8 @@ def _binary(log: Log, types: Iterable[tuple[str, pa.DataType]]) -> list[str]:
     tests = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
     names = [name for name, kind in types if any(test(kind) for test in tests)]
     with log.reading():
-        rows = next(_tables(log, names, FIRST), None) if names else None
-    return [name for name in names if rows is not None and not _is_text(rows.slice(0, FIRST), name)]
+        rows = next(_tables(log, names, INSPECTED_ROWS), None) if names else None
+    return [name for name in names if rows is not None and not _is_text(rows.slice(0, INSPECTED_ROWS), name)]
 
 
 def _is_text(rows: Any, name: str) -> bool:

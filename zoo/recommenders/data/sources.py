@@ -28,7 +28,7 @@ from zoo.recommenders.data.columns import nested
 from zoo.training.runs import datasets
 
 BLOCK = 1 << 19  # bytes a block: it and its arrays stay in the cache, and the overhead a call vanishes
-LONGEST = 16 << 20  # bytes a line
+MAX_LINE_BYTES = 16 << 20  # bytes a line
 PARQUET = b"PAR1"  # first bytes of a Parquet file
 OTHER_FORMATS = {  # first bytes of files that hold no text
     b"PK\3\4": "a zip archive or a workbook of Excel; unzip it, or save it as CSV",
@@ -206,7 +206,7 @@ def blocks(name: str, path: Path | None, padding: int = 0) -> Iterator[bytes]:
         Blocks of whole lines.
 
     Raises:
-        RequestError: The file is empty or has a line longer than `LONGEST`.
+        RequestError: The file is empty or has a line longer than `MAX_LINE_BYTES`.
     """
     tail, zeros = b"", bytes(padding)
     any_data = False
@@ -219,8 +219,9 @@ def blocks(name: str, path: Path | None, padding: int = 0) -> Iterator[bytes]:
                 tail = data[cut:]
             else:
                 tail += data
-            if len(tail) > LONGEST:
-                raise RequestError(f"found a line of over {LONGEST >> 20} MB in {name}, expected tab separated text")
+            if len(tail) > MAX_LINE_BYTES:
+                size = f"{MAX_LINE_BYTES >> 20} MB"
+                raise RequestError(f"found a line of over {size} in {name}, expected tab separated text")
     if not any_data:
         raise RequestError(f"found {name} empty, expected at least one row")
     if tail:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 Floats = NDArray[np.float32]
 
-LARGEST = 8.0  # standard deviations to which a "standard" number is clipped
+MAX_DEVIATIONS = 8.0  # standard deviations to which a "standard" number is clipped
 STEPS: dict[str, Callable[..., Any]] = {
     # of one number, or of a number and a constant; "from" has the constant in front
     "add": np.add,
@@ -154,7 +154,7 @@ def encoded(encoding: Mapping[str, Any], x: NDArray[np.float64]) -> Any:
         case "log1p-min-max":
             return log1p_min_max(x, np.float32(encoding["low"]), np.float32(encoding["high"]))
         case "standard" | "per-element":
-            return np.clip((x - encoding["mean"]) / encoding["deviation"], -LARGEST, LARGEST)
+            return np.clip((x - encoding["mean"]) / encoding["deviation"], -MAX_DEVIATIONS, MAX_DEVIATIONS)
         case "min-max":
             return np.clip((x - encoding["minimum"]) / (encoding["maximum"] - encoding["minimum"]), 0, 1)
         case "log1p":

@@ -56,7 +56,7 @@ from zoo.recommenders.lowering.expressions import (
 from zoo.recommenders.lowering.fields.reader import read_fields
 from zoo.recommenders.lowering.sequences.reader import sequence_value
 
-MOST = 2**31 - 1  # the end of an axis of any length
+END_OF_AXIS = 2**31 - 1  # the end of an axis of any length
 VIEWS = ("Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Cast")
 
 
@@ -483,8 +483,8 @@ def _picked(node: ir.Node, output: ir.Value, width: Callable[[], int]) -> list[i
     if node.op_type == "Slice" and len(constants) >= 3:
         steps = constants[3] if len(constants) > 3 else np.ones_like(constants[0])
         cuts = dict(zip(constants[2].tolist(), zip(constants[0], constants[1], steps, strict=True), strict=True))
-        first, end, step = cuts.pop(0, (0, MOST, 1))  # all samples
-        if (first, step) == (0, 1) and end >= MOST and cuts.keys() in ({1}, {-1}):
+        first, end, step = cuts.pop(0, (0, END_OF_AXIS, 1))  # all samples
+        if (first, step) == (0, 1) and end >= END_OF_AXIS and cuts.keys() in ({1}, {-1}):
             begin, end, step = map(int, cuts.popitem()[1])
             return list(range(width())[begin:end:step])
         return None

@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 
 BLOCK = 8192  # table rows multiplied at once, in float64
 FINEST = 1 / 64  # table scales below this part of a layer's scale gain nothing
-MOST = 2**31 * 0.99  # limit of sums of weights, so that rounding them does not overflow
+MAX_SUM = 2**31 * 0.99  # limit of sums of weights, so that rounding them does not overflow
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +76,7 @@ def mixed_layer(
     """
     largest, reach = np.abs(matrix).max(axis=0, initial=0), CODES * np.abs(matrix).sum(axis=0)
     if not folded:
-        scale = np.maximum(np.maximum(largest / 32767, reach / MOST), 1e-30)
+        scale = np.maximum(np.maximum(largest / 32767, reach / MAX_SUM), 1e-30)
         return Integers(None, [], np.rint(matrix / scale).astype(np.int16), scale, np.zeros(len(scale)), 0)
     low, high = np.full((2, len(folded), weight.shape[1]), [[[np.inf]], [[-np.inf]]])
     for number, (part, start) in enumerate(folded):
@@ -90,7 +90,7 @@ def mixed_layer(
         raise RequestError("its tables or weights are not finite")
     least = np.inf
     for number in range(15):
-        room = MOST - (2**15 << number)
+        room = MAX_SUM - (2**15 << number)
         fits = np.maximum(largest / 32767, reach / room) * 2.0**number
         steps = np.maximum(finest, fits)
         noise = (steps**2 * (len(folded) + len(matrix) * (CODES / 2) ** 2 * 4.0**-number) / fine**2).sum()

@@ -39,7 +39,7 @@ Floats = NDArray[np.float64]
 
 LIMIT = 2**28  # bytes of all folded tables: they are kept in a file and in memory for as long as the model is
 HEADROOM = 1.5  # codes reach so many times the range that calibration saw
-NEAR = 2**20  # bytes of the tables of a form that is to stay in L2, where its size is not known
+L2_BYTES = 2**20  # bytes of the tables of a form that is to stay in L2, where its size is not known
 SIGNED = 127  # steps from zero to the largest magnitude of bytes with zero point 128
 FINE = 2**16  # layers of fewer products read codes, larger ones bytes: half the time, a part of the precision
 
@@ -327,7 +327,7 @@ class LoweringPlan:
         Lists are not folded: pooling codes reads fewer bytes and does not sum many rounded rows.
         """
         self._wide = self.form.wide or not self.coarse
-        room = {"all": LIMIT, "near": self.caches.get("L2") or NEAR, "none": 0}[self.form.fold]
+        room = {"all": LIMIT, "near": self.caches.get("L2") or L2_BYTES, "none": 0}[self.form.fold]
         candidates = [
             (len(part.table) * self._row(group) * (1 + self._wide), group, part)
             for group in self.groups.values()

@@ -18,7 +18,7 @@ from zoo.recommenders.lowering.activity import Samples
 
 BITS = (8, 4, 2)  # tried in this order
 BOUND = 3e-3  # largest change of an output by all quantized tables together, where the recipe has none
-LEAST = 2**25  # bytes of int16 tables that stay as they are where the size of L3 is not known
+MIN_TABLES_BYTES = 2**25  # bytes of int16 tables that stay as they are where the size of L3 is not known
 SHARE = 64  # a table below this part of all of them stays int16
 SPACE = 2**28  # bytes from which a table of lone lookups is quantized: that saves memory, and no time as lists do
 
@@ -64,7 +64,7 @@ class QuantizedTables:
     """
 
     def __init__(self, caches: Mapping[str, int], bound: float = 0.0) -> None:
-        self._room, self._bound = caches.get("L3") or LEAST, (bound or BOUND) / 2
+        self._room, self._bound = caches.get("L3") or MIN_TABLES_BYTES, (bound or BOUND) / 2
         self._known: dict[int, tuple[Gather, QuantizedGather | None]] = {}  # by the address of the int16 table
         self._made: dict[int, LookupTable] = {}
 

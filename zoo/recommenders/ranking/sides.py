@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pipelines.core.errors import RequestError
 from pipelines.kernels.recommenders.native import SharedInputs
 from zoo.recommenders.data.cell_values import LIST, as_texts
-from zoo.recommenders.data.csv_reader import MOST, CsvReader, ParsedRows, RowReader, parser_of, scale_pending
+from zoo.recommenders.data.csv_reader import MAX_ROWS, CsvReader, ParsedRows, RowReader, parser_of, scale_pending
 from zoo.recommenders.data.encoding import Rows
 from zoo.recommenders.data.features import Features
 from zoo.recommenders.data.logs import Log, open_logs
@@ -75,7 +75,7 @@ class Side:
         reader = CsvReader.of(self.features, log, names) if isinstance(log.place, bytes) and names else None
         if reader is None:
             return None
-        parts = list(reader.batches(None, defaultdict(float), MOST))
+        parts = list(reader.batches(None, defaultdict(float), MAX_ROWS))
         if not parts or not all(isinstance(part, ParsedRows) for part in parts):
             return None
         ids, numbers, scales = (np.concatenate([part[index] for part in parts]) for index in range(3))

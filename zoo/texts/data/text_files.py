@@ -49,7 +49,7 @@ SECOND_TEXT_COLUMNS = (
 LABEL_COLUMNS = ("score", "label", "similarity", "relevance")
 CLASS_COLUMNS = ("label", "labels", "class", "category", "target")  # of single texts
 COLUMNS = frozenset((*TEXT_COLUMNS, *SECOND_TEXT_COLUMNS, *LABEL_COLUMNS))
-EXPECTED = "expected text, a line each, or .csv, .tsv, .jsonl (also .gz) or .parquet"
+EXPECTED_FORMATS = "expected text, a line each, or .csv, .tsv, .jsonl (also .gz) or .parquet"
 NOT_UTF8, EMPTY, NO_VALUE = "is not UTF-8", "is empty", "has no value"
 SURROGATE = "holds half a surrogate pair"  # no UTF-8 has it, but JSON's escapes can write it
 
@@ -199,11 +199,13 @@ def _row(location: str, texts: Sequence[str], count: int) -> Row:
 def _read_file(name: str, kinds: Kinds, columns: Sequence[str]) -> Iterator[Row]:
     if name != STDIN and not is_file(name):
         place = f"the folder {name}" if os.path.isdir(name) else f"no file {name:.200}"  # noqa: PTH112 (pathlib raises for a long name)
-        raise RequestError(f"found {place}; {EXPECTED}")
+        raise RequestError(f"found {place}; {EXPECTED_FORMATS}")
     kind = Path(name.lower().removesuffix(".gz")).suffix
     if name == STDIN or kind not in TABLE_FORMATS:
         if columns:
-            raise RequestError(f"{name} is text, which has no columns; leave {', '.join(columns)} out, or {EXPECTED}")
+            raise RequestError(
+                f"{name} is text, which has no columns; leave {', '.join(columns)} out, or {EXPECTED_FORMATS}"
+            )
         yield from _read_lines(name, kinds)
     elif kind == ".parquet":
         yield from _read_parquet(name, kinds, columns)

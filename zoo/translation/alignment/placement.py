@@ -15,7 +15,7 @@ from zoo.translation.data.markup import Markup, Node
 _WORD = re.compile(r"\s*(\w+|\S)")
 _BRACKETS = frozenset("([{\u00ab\u201e\u00bf\u00a1")
 HALF = np.float32(0.5)
-LEAST = 0.1  # share of a word that is aligned to another
+MIN_SHARE = 0.1  # share of a word that is aligned to another
 Range = tuple[int, int]
 
 
@@ -111,7 +111,7 @@ class _Placement:
         if following is None:
             return last
         shares = self.alignment.shares(*following.span(1))[first:last]
-        if shares.max() >= LEAST:
+        if shares.max() >= MIN_SHARE:
             return first + int(shares.argmax())
         before = self.text[: node.first].rstrip()
         word = re.search(r"(\w+|\S)$", before)

@@ -23,7 +23,7 @@ from zoo.translation.data.tokens import UNKNOWN, Tokens
 UNKNOWN_SCRIPT = "is in a script or language that the model does not know"
 CUT_CHARACTERS = 4  # characters per token of a text with more than `MAX_TOKEN_CHARACTERS`, which is cut before encoding
 MAX_WORD = 100  # a longer word of ASCII in a sentence that is too long is an address or data, which is copied
-SHOWN = 40  # characters of a copied text that are shown
+SHOWN_CHARACTERS = 40  # characters of a copied text that are shown
 
 _CLAUSE_END = re.compile(r"[,;:.!?\u2013\u2014]\s|[\u3001\u3002\uff0c\uff1b\uff1a\u060c\u061b]\s?")
 
@@ -200,7 +200,7 @@ class LineSplitter:
         self._add_all(list(_cut(text, max(2, -(-count // room)))))
 
     def _note_copy(self, text: str) -> None:
-        self.notes[f"{text if len(text) <= SHOWN else text[:SHOWN] + '...'} copied"] = None
+        self.notes[f"{text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + '...'} copied"] = None
 
     def _copy(self, text: str) -> None:
         self._note_copy(text)

@@ -12,7 +12,7 @@ from pipelines.kernels.recommenders.steps import Gather, QuantizedGather
 if TYPE_CHECKING:
     from pipelines.kernels.recommenders.program import ClickProgram
 
-SMALLEST = 2**20  # bytes of a table that is read from the file; smaller ones stay mapped
+MIN_CACHED_BYTES = 2**20  # bytes of a table that is read from the file; smaller ones stay mapped
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def _lookups(program: ClickProgram) -> tuple[Path | None, list[tuple[MappedFile,
     """Returns the file with the largest tables, and the lookups of large tables in it."""
     files: dict[Path, list[tuple[MappedFile, Gather | QuantizedGather]]] = {}
     for step in program.steps:
-        if isinstance(step, Gather | QuantizedGather) and step.table.nbytes >= SMALLEST:
+        if isinstance(step, Gather | QuantizedGather) and step.table.nbytes >= MIN_CACHED_BYTES:
             file: object = step.table.base
             if isinstance(file, MappedFile):
                 files.setdefault(file.path, []).append((file, step))

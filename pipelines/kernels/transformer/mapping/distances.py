@@ -13,7 +13,7 @@ from pipelines.kernels.transformer.mapping.layers import Array
 from pipelines.kernels.transformer.mapping.values import PROBE
 
 MASKED = -1e4  # a mask adds at most this where attention is hidden
-LONGEST = 8192  # tokens, where no table of the graph limits a text
+MAX_TOKENS = 8192  # tokens, where no table of the graph limits a text
 CHECKED = 300  # tokens for which a mask is compared with its function of distance
 
 

@@ -33,7 +33,7 @@ import numpy as np
 import onnx_ir as ir
 
 from pipelines.graph import query
-from pipelines.kernels.transformer.mapping.distances import LONGEST, MASKED
+from pipelines.kernels.transformer.mapping.distances import MASKED, MAX_TOKENS
 from pipelines.kernels.transformer.mapping.layers import Array, EmbeddingTable, LinearLayer, concatenate
 from pipelines.kernels.transformer.mapping.registers import allocate_registers, unify_qparams
 from pipelines.kernels.transformer.mapping.rows import RowMapper
@@ -130,7 +130,7 @@ class GraphMapper(RowMapper):
             for_kernels: See `GraphValues`.
         """
         super().__init__(model, names, memory, for_kernels)
-        self.memory_width, self.reach = 0, LONGEST
+        self.memory_width, self.reach = 0, MAX_TOKENS
         self._parts: dict[int, Array] = {}  # of biases, which `_masks` keeps
 
     def decoder(self, logits: str) -> DecoderProgram:
@@ -243,7 +243,7 @@ class GraphMapper(RowMapper):
             return self._append(RMSNorm, self._unpadded_register(value, x), scale, epsilon)
         if (table := self._embedding_table(value)) is not None:
             table, nothing = self._kept_table(table), np.zeros((1, table.weight.shape[1]), np.float32)
-            return self._append(Embedding, table.weight, table.scale, nothing, longest=LONGEST)
+            return self._append(Embedding, table.weight, table.scale, nothing, longest=MAX_TOKENS)
         if not query.is_op(node, "Mul"):
             return None
         for one, other in (node.inputs, node.inputs[::-1]):

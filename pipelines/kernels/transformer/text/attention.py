@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from pipelines.graph import query
-from pipelines.kernels.transformer.mapping.distances import LONGEST
+from pipelines.kernels.transformer.mapping.distances import MAX_TOKENS
 from pipelines.kernels.transformer.mapping.from_graph import GraphMapper
 from pipelines.kernels.transformer.mapping.layers import Array, Heads, LinearLayer, concatenate
 from pipelines.kernels.transformer.mapping.values import PROBE
@@ -349,7 +349,7 @@ class AttentionMapper(GraphMapper):
         turned = int(np.argmax(np.abs(rotated((columns == 0) * 1.0, PROBE))[1:, 1:].max(axis=0))) + 1
         rotary = self._rotaries.get(key)
         if rotary is None:
-            length = min(self._rows_of(key), default=LONGEST)
+            length = min(self._rows_of(key), default=MAX_TOKENS)
             table = rotated((columns < turned) * 1.0, length)[:, : 2 * turned]
             rotary = Rotary(*(np.ascontiguousarray(half, np.float32) for half in np.split(table, 2, axis=1)))
         random = np.random.default_rng(0).standard_normal((PROBE, size)).astype(np.float32)

@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from pipelines.core.errors import RequestError
 from pipelines.graph import query
-from pipelines.kernels.transformer.mapping.distances import LONGEST
+from pipelines.kernels.transformer.mapping.distances import MAX_TOKENS
 from pipelines.kernels.transformer.mapping.layers import Array, EmbeddingTable
 from pipelines.kernels.transformer.mapping.values import PROBE
 from pipelines.kernels.transformer.operations import (
@@ -86,7 +86,7 @@ class _TextMapper(AttentionMapper):
 
     def _longest(self) -> int:
         """See `GraphMapper._longest`."""
-        first, lengths = self.operations[0], [LONGEST]
+        first, lengths = self.operations[0], [MAX_TOKENS]
         if isinstance(first, Embedding) and first.longest is None:
             return len(first.positions) // self.types
         for operation in self.operations:
@@ -116,7 +116,7 @@ class _TextMapper(AttentionMapper):
             if slices is None or len(slices.inputs) != 4:
                 return None
             start, end, axis = (query.integers(slices, key, k) for k, key in enumerate(("starts", "ends", "axes"), 1))
-            last = end is not None and end[0] >= LONGEST if i == count - 1 else end == [i + 1 - count]
+            last = end is not None and end[0] >= MAX_TOKENS if i == count - 1 else end == [i + 1 - count]
             if start != [i] or axis != [1] or not last:
                 return None
             pads.add(self.skip_qdq(slices.inputs[0]).producer())
@@ -185,4 +185,4 @@ class _TextMapper(AttentionMapper):
             tables.append(rows if longest else rows[:1])
         self.type = 0
         rows = np.ascontiguousarray(np.concatenate(tables), np.float32)
-        return self._append(Embedding, table.weight, table.scale, rows, longest=None if longest else LONGEST)
+        return self._append(Embedding, table.weight, table.scale, rows, longest=None if longest else MAX_TOKENS)

@@ -201,7 +201,7 @@ def test_no_child_no_check(neg, monkeypatch):
 
 
 def test_a_child_ends_when_it_is_idle_and_another_takes_its_place(neg, tmp_path, monkeypatch):
-    monkeypatch.setattr(child, "IDLE", 0.0)
+    monkeypatch.setattr(child, "IDLE_SECONDS", 0.0)
     monkeypatch.setattr(child, "_running", None)
     OpenVinoSession(neg, 1).run({"x": X})
     first = child._running

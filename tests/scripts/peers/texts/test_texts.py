@@ -47,7 +47,7 @@ def lines(count: int) -> list[str]:
 
 def test_ways_are_built_opened_compared_and_timed(folder, require_fields):
     names = ["onnxruntime-fp32", "onnxruntime-dynamic", "onnxruntime-static", "broken"]
-    ways = {**encoders.WAYS, "broken": encoders.Way}
+    ways = {**encoders.WAYS, "broken": encoders.Encoder}
     with processes.Workers(folder) as workers:
         makers = {name: functools.partial(ways[name], folder, folder, lines(8)) for name in names}
         opened = runs.open_ways(makers, lines(32), folder, workers)

@@ -23,7 +23,7 @@ from zoo.recommenders.data.hashing import hash_buckets
 from zoo.recommenders.data.logs import CRITEO, is_criteo, open_log
 from zoo.recommenders.data.row_errors import ErrorLog
 from zoo.recommenders.data.schema import Schema
-from zoo.recommenders.data.transforms import LARGEST
+from zoo.recommenders.data.transforms import MAX_DEVIATIONS
 
 LISTS = {"kind": "categories", "separator": "|", "length": 3}
 COLUMNS = [
@@ -73,7 +73,7 @@ def number(text):
 def encoded(encoding, x):
     match encoding["type"]:
         case "standard":
-            return np.clip((x - encoding["mean"]) / encoding["deviation"], -LARGEST, LARGEST)
+            return np.clip((x - encoding["mean"]) / encoding["deviation"], -MAX_DEVIATIONS, MAX_DEVIATIONS)
         case "min-max":
             return np.clip((x - encoding["minimum"]) / (encoding["maximum"] - encoding["minimum"]), 0, 1)
         case "log1p":

@@ -369,7 +369,7 @@ def test_a_signal_between_two_reads_of_a_pipe_is_seen(tmp_path):
 
 
 def test_endless_lines_do_not_fill_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "LONGEST", 1 << 21)
+    monkeypatch.setattr(sources, "MAX_LINE_BYTES", 1 << 21)
     file = tmp_path / "zeros"
     file.write_bytes(bytes(5 << 20))
     with pytest.raises(RequestError, match="found a line of over 2 MB"):

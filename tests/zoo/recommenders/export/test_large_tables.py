@@ -34,8 +34,8 @@ def test_built_from_files_as_in_memory(tmp_path, monkeypatch):
         folder = tmp_path / name
         if name == "files":
             monkeypatch.setenv("ZOO_TABLE_MEMORY", "16KB")
-            monkeypatch.setattr(tensor_sizes, "WHOLE", 2**14)
-            monkeypatch.setattr(large_weights, "LEAST", 2**12)
+            monkeypatch.setattr(tensor_sizes, "MAX_PROTOBUF_BYTES", 2**14)
+            monkeypatch.setattr(large_weights, "LARGE_BYTES", 2**12)
         zoo.train("deepfm", str(log), folder, settings=SETTINGS)
         zoo.build(folder)
         results[name] = {

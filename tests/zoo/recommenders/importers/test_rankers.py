@@ -500,7 +500,7 @@ def test_probabilities_that_int8_moves_are_said(
 ) -> None:
     path, log = network(GRAPHS["deepfm"], tmp_path / "model.onnx"), tmp_path / "log.jsonl"
     log.write_text("\n".join(map(json.dumps, packages.rows(30))))
-    monkeypatch.setattr(models, "MOVED", 0.0)
+    monkeypatch.setattr(models, "MAX_CHANGE", 0.0)
     made, schema_path = str(tmp_path / "made"), str(saved(tmp_path, schema()))
     shown = CliRunner().invoke(
         cli, ["quantize", str(path), "--schema", schema_path, "--calibration-data", str(log), "-o", made]

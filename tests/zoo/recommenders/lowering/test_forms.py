@@ -233,7 +233,7 @@ def test_forms_of_a_model_that_ranks_are_timed_with_a_ranking_too(path, monkeypa
     ranked = io.save_mapped(graph, path.parent / "ranked" / "native.onnx")
     assert Forms(ranked).chosen == "int16" and len(seen) == len(Forms(ranked).names)
     model = recommender_files.opened(ranked)[0]
-    batch = native_forms.random_batch(model, native_forms.RANKED)
+    batch = native_forms.random_batch(model, native_forms.RANKED_ITEMS)
     batch["ids"][:, :2], batch["numbers"][:, :1] = batch["ids"][:1, :2], batch["numbers"][:1, :1]
     np.testing.assert_allclose(seen["int16"], load(ranked, "native:int16").run(batch)["probability"], rtol=1e-6)
 
@@ -286,7 +286,7 @@ def test_a_form_chosen_under_load_is_replaced_later_with_a_warning(
     timings(monkeypatch, milliseconds, settled)
     assert Forms(path).chosen == "folded" and not caplog.records
     now = native_forms.time.time()
-    monkeypatch.setattr(native_forms.time, "time", lambda: now + native_forms.SETTLING + 1)
+    monkeypatch.setattr(native_forms.time, "time", lambda: now + native_forms.UNSETTLED_SECONDS + 1)
     assert Forms(path).chosen == chosen
     assert [record.message for record in caplog.records if "from now on" in record.message] == [
         record.message for record in caplog.records if chosen == "int8"

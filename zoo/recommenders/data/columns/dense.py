@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pipelines.core.errors import RequestError
 from zoo.recommenders.data.cell_values import parse_floats
 from zoo.recommenders.data.schema import Column
-from zoo.recommenders.data.transforms import LARGEST
+from zoo.recommenders.data.transforms import MAX_DEVIATIONS
 
 Floats = NDArray[np.float64]
 HEAD = 64  # values that show whether a column may have vectors
@@ -124,7 +124,7 @@ def encode(column: Column, texts: pa.Array, index: NDArray[np.int64], faulty: li
         faulty.append((row, message))
     vectors -= np.array(column.encoding["means"])
     vectors /= np.array(column.encoding["deviations"])
-    return np.clip(vectors, -LARGEST, LARGEST, out=vectors)
+    return np.clip(vectors, -MAX_DEVIATIONS, MAX_DEVIATIONS, out=vectors)
 
 
 class VectorStatistics:

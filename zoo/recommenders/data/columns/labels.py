@@ -22,7 +22,7 @@ LABELS = ("label", "click", "clicked", "target", "y")
 EQUAL = 0.9  # correlation with the label from which on a column nearly equals it
 CERTAIN = 0.99  # share of one label among the rows of a value that decides it
 DECIDED = 10  # rows of the value that show it, and of the column, at least
-MOST = 3  # values of a column that is compared: two, and missing
+MAX_LABEL_VALUES = 3  # values of a column that is compared: two, and missing
 FILLERS = pa.array(["0", "-1"])  # of numbers that exist only after a click, such as the time on a page
 
 
@@ -178,18 +178,20 @@ class Leaks:
                     self._lacking[label, name] = self._lacking.get((label, name), 0) + lacking
             for name, code in codes.items():
                 if code is not None and name != label:
-                    cells = np.bincount((2 * code + truth)[truth >= 0], minlength=2 * MOST).reshape(MOST, 2)
+                    cells = np.bincount((2 * code + truth)[truth >= 0], minlength=2 * MAX_LABEL_VALUES).reshape(
+                        MAX_LABEL_VALUES, 2
+                    )
                     self._counts[label, name] = self._counts.get((label, name), 0) + cells
 
     def _is_label(self, name: str) -> bool:
         return name in self.requested if self.requested else name.lower() in LABELS
 
     def _codes(self, name: str, texts: pa.Array) -> NDArray[np.int64] | None:
-        """Index of every value among those of the column; None if there are more than `MOST`."""
+        """Index of every value among those of the column; None if there are more than `MAX_LABEL_VALUES`."""
         encoded = texts.dictionary_encode(null_encoding="encode")
         values = self._values.setdefault(name, [])
-        values += [value for value in encoded.dictionary.to_pylist()[: MOST + 1] if value not in values]
-        if len(values) > MOST or len(encoded.dictionary) > MOST:
+        values += [value for value in encoded.dictionary.to_pylist()[: MAX_LABEL_VALUES + 1] if value not in values]
+        if len(values) > MAX_LABEL_VALUES or len(encoded.dictionary) > MAX_LABEL_VALUES:
             self._many.add(name)
             return None
         places = np.array([values.index(value) for value in encoded.dictionary.to_pylist()], np.int64)
@@ -220,7 +222,7 @@ class Leaks:
             if fillers[1] * rows[0] < fillers[0] * rows[1]:  # rarer beside 1: they may stand for what did not happen
                 absent, words = absent + fillers, ("missing, 0 or -1", "another value")
             return _reason(label, name, np.stack([absent, rows - absent]), words)
-        if len(values) == MOST and None in values:  # two values, and rows without one
+        if len(values) == MAX_LABEL_VALUES and None in values:  # two values, and rows without one
             counts = np.delete(counts, values.index(None), 0)
             values = [value for value in values if value is not None]
         if len(values) != 2:

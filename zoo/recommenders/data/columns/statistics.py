@@ -16,7 +16,7 @@ from zoo.recommenders.data.columns.times import CalendarUnits
 VOCABULARY = 10_000  # values of a category that are listed; more are hashed
 SKETCH = 4096  # smallest hashes kept to estimate how many values there are: an error of 1.6%
 SAMPLE = 100_000  # numbers kept for means and quantiles, at least, where there are more: drawn at random
-LONGEST = 50  # items of a list that are read, at most
+MAX_LIST_ITEMS = 50  # items of a list that are read, at most
 STRAY = 0.01  # of a column of numbers that may be something else, which counts as missing
 EXAMPLES = 1000  # items of a list that are kept
 STRAYS = 3  # values that are no numbers and are kept
@@ -137,7 +137,7 @@ class ColumnStatistics:
         self._random, self._drawn, self._share = np.random.default_rng(0), np.empty(0), 1.0
         self.items = {separator: Distinct() for separator in SEPARATORS}
         self.with_separator = dict.fromkeys(SEPARATORS, 0)
-        self.lengths = {separator: np.zeros(LONGEST + 1, np.int64) for separator in SEPARATORS}
+        self.lengths = {separator: np.zeros(MAX_LIST_ITEMS + 1, np.int64) for separator in SEPARATORS}
         self.examples: dict[str, list[str]] = {separator: [] for separator in SEPARATORS}
 
     @property
@@ -224,7 +224,7 @@ class ColumnStatistics:
         lists = pc.split_pattern(texts, separator)
         lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False)
         self.with_separator[separator] += int((lengths > 1).sum())
-        self.lengths[separator] += np.bincount(np.minimum(lengths, LONGEST), minlength=LONGEST + 1)
+        self.lengths[separator] += np.bincount(np.minimum(lengths, MAX_LIST_ITEMS), minlength=MAX_LIST_ITEMS + 1)
         if self.with_separator[separator]:
             items = pc.utf8_trim_whitespace(lists.flatten())
             examples = self.examples[separator]

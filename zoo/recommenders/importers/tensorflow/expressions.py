@@ -21,7 +21,7 @@ from zoo.recommenders.data.transforms import apply
 
 Array = npt.NDArray[Any]
 OPSET = 18
-LARGEST = 2**28  # entries of one table
+MAX_TABLE_ENTRIES = 2**28  # entries of one table
 
 
 @dataclass(frozen=True)
@@ -215,10 +215,10 @@ def linear(s: Sum, matrix: Array) -> Sum:
         s M.
 
     Raises:
-        RequestError: A table would exceed `LARGEST` entries.
+        RequestError: A table would exceed `MAX_TABLE_ENTRIES` entries.
     """
-    if any(lookup.table.shape[0] * matrix.shape[1] > LARGEST for lookup in s.lookups):
-        raise RequestError(f"its table would have over {LARGEST:,} entries")
+    if any(lookup.table.shape[0] * matrix.shape[1] > MAX_TABLE_ENTRIES for lookup in s.lookups):
+        raise RequestError(f"its table would have over {MAX_TABLE_ENTRIES:,} entries")
     m = matrix.astype(np.float64)
     products = tuple((part, weight @ m) for part, weight in s.products) + tuple(
         (part, k[:, None] * m) for part, k in s.others

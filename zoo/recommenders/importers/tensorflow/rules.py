@@ -259,7 +259,9 @@ def _one_hot(node: Node, inputs: list[Any], source: Source) -> Any:
     require(
         is_stage(dense, "dense") and int(depth) == dense.buckets and float(on) == 1 and float(off) == 0, unknown(inputs)
     )
-    require(dense.buckets**2 <= expressions.LARGEST >> 4, f"an indicator of {dense.buckets:,} buckets is too wide")
+    require(
+        dense.buckets**2 <= expressions.MAX_TABLE_ENTRIES >> 4, f"an indicator of {dense.buckets:,} buckets is too wide"
+    )
     return dense.to("one hot")
 
 

@@ -15,7 +15,7 @@ from pipelines.kernels.recommenders.steps import CODES
 from zoo.recommenders.lowering.encode import CodeLayout
 from zoo.recommenders.lowering.expressions import Expression, Linear, Product, is_relu, parts_of
 from zoo.recommenders.lowering.fields.expressions import FieldAttention, GatedCodes
-from zoo.recommenders.lowering.integer_layers import MOST, positive
+from zoo.recommenders.lowering.integer_layers import MAX_SUM, positive
 from zoo.recommenders.lowering.plan import HEADROOM
 
 Floats = NDArray[np.float64]
@@ -96,7 +96,7 @@ class FieldSteps(CodeLayout):
         whole, bias = np.concatenate(weights, axis=1), np.concatenate(biases)
         if not (np.isfinite(whole).all() and np.isfinite(bias).all()):
             raise RequestError("its tables or weights are not finite")
-        factor = np.maximum(np.abs(whole).max(axis=0) / 32767, CODES * np.abs(whole).sum(axis=0) / MOST)
+        factor = np.maximum(np.abs(whole).max(axis=0) / 32767, CODES * np.abs(whole).sum(axis=0) / MAX_SUM)
         factor = np.maximum(factor, 1e-30)
         out = self._slot("i2", x.width)
         self.steps.append(

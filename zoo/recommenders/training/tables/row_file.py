@@ -17,7 +17,7 @@ Ints = NDArray[np.int64]
 Records = NDArray[np.void]
 
 BLOCK = 1 << 16  # records that are read or written at once
-LEAST = 1 << 14  # records that a new file has room for
+MIN_RECORDS = 1 << 14  # records that a new file has room for
 GROWTH = 1.25
 
 
@@ -56,7 +56,7 @@ class RowFile:
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.remove()
-        self._grow(LEAST)
+        self._grow(MIN_RECORDS)
 
     def read(self, rows: Ints) -> tuple[NDArray[np.bool_], Records]:
         """Reads the records of rows.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from zoo.texts.models.architectures.base import Architecture, ConfigFile
 from zoo.texts.models.config import STATIC, ModelConfig, Norm
 
-LONGEST = 8192  # tokens of a text
+MAX_TOKENS = 8192  # tokens of a text
 
 
 def _read(file: ConfigFile) -> ModelConfig:
@@ -16,7 +16,7 @@ def _read(file: ConfigFile) -> ModelConfig:
         heads=1,
         hidden=1,
         vocabulary=file.get("vocab_size"),
-        positions=LONGEST,
+        positions=MAX_TOKENS,
         absolute=False,
         norm=Norm(embedding=False),
     )
