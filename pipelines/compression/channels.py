@@ -169,7 +169,7 @@ def shapes(network: nn.Module, like: nn.Module) -> Shapes:
 
 
 def resize(network: nn.Module, sizes: Mapping[str, Any]) -> nn.Module:
-    """Resizes layers and norms in place; their weights are initialized anew.
+    """Resizes layers and norms in place; their weights are initialized again.
 
     Args:
         network: Network to change.

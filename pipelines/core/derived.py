@@ -35,7 +35,7 @@ def temporary_derived(folder: Path) -> Iterator[None]:
 def existing(
     origin: Path, places: Sequence[Path], kind: str, form: int | str, suffix: str, holds: Callable[[Path], bool]
 ) -> Path | None:
-    """Returns the path of a derived file that is whole and still used; None if there is none.
+    """Returns the path of a derived file that is intact and current; None if there is none.
 
     Args:
         origin: See `derived`, as the others.

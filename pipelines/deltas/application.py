@@ -68,7 +68,7 @@ def apply(delta: Delta, old: Path, target: Path) -> None:
 def apply_in_place(
     delta: Delta, folder: Path, names: Iterable[str] = SERVED, maps: MutableMapping[str, Any] | None = None
 ) -> int:
-    """Changes the files of a folder to the newer model's; a file with another layout is written anew.
+    """Changes the files of a folder to the newer model's; a file with another layout is rewritten.
 
     A page of a file is slow to write for the first time in a map, so that a map is kept for the next delta.
 

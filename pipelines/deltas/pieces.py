@@ -64,7 +64,7 @@ class Piece:
 
     @property
     def indices(self) -> int:
-        """Number of whole numbers in the delta."""
+        """Number of integers in the delta."""
         return max(self.runs, 0) * 3 + self.given
 
     def to_json(self) -> dict[str, Any]:
@@ -311,7 +311,7 @@ def change(pieces: Sequence[Piece], content: Bytes, data: Bytes, indices: Rows) 
 def _parts(
     pieces: Sequence[Piece], content: Bytes, data: Bytes, indices: Rows
 ) -> Iterator[tuple[Piece, Bytes, Bytes, Rows]]:
-    """Yields the pieces with their part of the content, and their bytes and whole numbers in the delta.
+    """Yields the pieces with their part of the content, and their bytes and integers in the delta.
 
     Raises RequestError where they do not fit.
     """

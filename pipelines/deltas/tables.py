@@ -170,7 +170,7 @@ def _row_bytes(step: Mapping[str, Any], slots: Sequence[Any]) -> int:
 
 
 def _fields(content: mmap.mmap, position: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yields (number, first byte, end) of the fields of a message; (number, value, -1) of a whole number.
+    """Yields (number, first byte, end) of the fields of a message; (number, value, -1) of an integer.
 
     Raises:
         ValueError: The message is damaged.

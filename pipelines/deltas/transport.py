@@ -41,7 +41,7 @@ class Transport(Protocol):
         """
 
     def write(self, name: str, content: bytes) -> None:
-        """Adds a delta; readers see it whole or not at all.
+        """Adds a delta atomically.
 
         Args:
             name: Name of the delta.

@@ -150,7 +150,7 @@ def build(
 def _timed(
     candidates: Sequence[Candidate], batch: Batch, threads: Sequence[int], opener: Opener, failed: list[str]
 ) -> tuple[list[dict[str, Any]], dict[str, Any], Session]:
-    """The timings of a batch, the quickest one and its session."""
+    """The timings of a batch, the fastest one and its session."""
     sessions, rows = _open_all(candidates, batch, threads, opener, failed)
     if not sessions:
         raise ZooError(f"no engine runs the model: {'; '.join(failed)}")

@@ -162,7 +162,7 @@ def share_weights(main: ir.Graph) -> dict[str, ort.OrtValue]:
 
 
 def lean_session(model: ir.Model, needed_by: str, *, quick: bool = False, prepack: bool = True) -> ort.InferenceSession:
-    """Opens a session that reads the weights where they lie, with `options(quick, lean=True, prepack)`.
+    """Opens a session that maps the weights from the file, with `options(quick, lean=True, prepack)`.
 
     Args:
         model: Model to run; it is not changed.

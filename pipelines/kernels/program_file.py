@@ -1,4 +1,4 @@
-"""Programs of native kernels as a memory-mapped file; opening one needs neither the graph nor a graph library.
+"""Programs of native kernels as a memory-mapped file, opened without the graph and without a graph library.
 
     int64, little endian: size of the header; the header, JSON; from the next multiple of `PAGE` on every array,
     C-contiguous, at a multiple of `LINE` bytes

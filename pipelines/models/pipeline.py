@@ -190,7 +190,7 @@ class Pipeline(abc.ABC):
         return self.folder.path
 
     def __call__(self, raw: Any) -> Any:
-        """Runs the whole pipeline.
+        """Runs all stages of the pipeline.
 
         Args:
             raw: Raw input of `preprocess`.

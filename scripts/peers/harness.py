@@ -107,11 +107,11 @@ class Parser(argparse.ArgumentParser):
         self._read(flag, ",".join(default or choices), text, lambda value: split_names(kind, value, allowed))
 
     def numbers(self, flag: str, default: str, text: str) -> None:
-        """Adds an option of comma-separated whole numbers of 1 or more."""
+        """Adds an option of comma-separated integers of 1 or more."""
         self._read(flag, default, f"{text}, comma-separated", lambda value: _numbers(flag, value, 1))
 
     def count(self, flag: str, default: int, text: str, least: int = 1) -> None:
-        """Adds an option of one whole number."""
+        """Adds an option of one integer."""
         self._read(flag, str(default), text, lambda value: _numbers(flag, value, least, single=True)[0])
 
     def work(self) -> None:
@@ -318,7 +318,7 @@ def reason(error: Exception) -> str:
 
 @contextlib.contextmanager
 def leave_out(name: str, left_out: dict[str, str], fatal: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """Records in `left_out` why the block failed, and goes on; `fatal` errors are raised."""
+    """Records in `left_out` why the block failed, and continues; `fatal` errors are raised."""
     try:
         yield
     except fatal:

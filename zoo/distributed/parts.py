@@ -76,7 +76,7 @@ class Part:
 
 
 def split_inputs(pipeline: Pipeline, inputs: Sequence[str], options: Mapping[str, Any]) -> list[Part]:
-    """Splits the input into parts: fixed numbers of images, blocks of rows of large files, or whole files.
+    """Splits the input into parts: fixed numbers of images, blocks of rows of large files, or entire files.
 
     A text file with rows is read once.
 

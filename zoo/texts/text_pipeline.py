@@ -137,7 +137,7 @@ class TextPipeline(TextInputs):
         return {"prompt": None if prompt is None else self.prompts.resolve(prompt), "max_length": length}
 
     def results(self, errors: Sequence[str], outputs: Floats, tokens: Tokens) -> list[Any]:
-        """Returns the results of texts of which some are invalid.
+        """Returns the results of texts, with those of invalid ones.
 
         Args:
             errors: Why each of n texts is invalid; "" if it is valid.
@@ -156,7 +156,7 @@ class TextPipeline(TextInputs):
         ]
 
     def filled(self, errors: Sequence[str], outputs: Floats, tokens: Tokens) -> Any:
-        """Returns what `run` writes of texts of which some are invalid, see `results`.
+        """Returns the rows that `run` writes, with those of invalid texts, see `results`.
 
         Args:
             errors: Why each of n texts is invalid; "" if it is valid.

@@ -232,7 +232,7 @@ class TranslationPipeline(Translator):
         return translated, unmet_words(lines, demands, [hypotheses[0] for hypotheses in translated])
 
     def marked_line(self, location: str, markup: Markup, max_sentences: int | None = None) -> Line:
-        """Tokenizes a text of which tags or placeholders were taken out.
+        """Tokenizes a text without its tags and placeholders.
 
         Args:
             location: Its place, for messages.
@@ -255,7 +255,7 @@ class TranslationPipeline(Translator):
         return self.vocabulary.source_language or str(self.folder.preprocessing.get("languages", "")).partition("-")[0]
 
     def _tokenize(self, text: str) -> tuple[Tokens, str]:
-        """Returns the tokens of a sentence, and the reason why it cannot be translated whole; "" if it can."""
+        """Returns the tokens of a sentence, and the reason why it cannot be translated entirely; "" if it can."""
         if len(text) > MAX_TOKEN_CHARACTERS * self.max_length:
             most = f"has {len(text):,} characters, the model takes {self.max_length} tokens; split it"
             return np.zeros(0, np.int32), most
@@ -352,7 +352,7 @@ class TranslationPipeline(Translator):
         }
 
     def _log_notes(self, lines: Iterable[Line], count: Counter[str]) -> None:
-        """Counts lines of which something was left out or copied, and logs the first ones."""
+        """Counts lines with omitted or copied text, and logs the first ones."""
         for line in lines:
             if line.notes:
                 count["untranslated"] += 1

@@ -421,7 +421,7 @@ def _sizes(batch: Batch) -> tuple[int, ...]:
 def opened(
     path: Path, threads: int, sizes: Sequence[int] = (), *, validate: bool = True, program: Program | None = None
 ) -> ImageSession | PartsSession:
-    """Opens an image network, whole or in parts.
+    """Opens an image network, entirely native or in parts.
 
     Args:
         path: ONNX file.

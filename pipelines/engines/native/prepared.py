@@ -1,4 +1,4 @@
-"""Prepared programs of image networks, each in a file beside its ONNX file, which travels with it.
+"""Prepared programs of image networks, in files beside the ONNX files, to be copied with them.
 
 `zoo quantize` and `zoo plan` write NAME.ISA.zoo beside NAME.onnx: the packed program of this instruction set, whose
 results agree with ONNX Runtime's. Its first use on another machine neither packs nor validates. A program of another

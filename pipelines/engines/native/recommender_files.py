@@ -1,4 +1,4 @@
-"""Stored programs of native.onnx files, so that opening one needs neither the graph nor a graph library.
+"""Stored programs of native.onnx files; they open without the graph and without a graph library.
 
 Large tables stay in native.onnx.data.
 """

@@ -182,7 +182,7 @@ def check(graph: dict[str, Any], form: str, batch: Batch, sizes: Sequence[int]) 
 def _fault_of_padding(
     session: OpenVinoSession, reference: OnnxRuntimeSession, batch: Batch, size: int, exact: float
 ) -> str:
-    """Returns the fault of half a batch that is padded to a compiled size, or ""; exact: difference of a whole one."""
+    """Returns the fault of half a batch that is padded to a compiled size, or ""; exact: difference of a full one."""
     if not session.pads:
         return ""
     half = resized(batch, (size + 1) // 2)

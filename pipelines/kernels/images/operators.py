@@ -75,7 +75,7 @@ def windows(
 def ceil_mode_pads(
     shape: Sequence[int], kernel: Sequence[int], strides: Sequence[int], pads: Sequence[int]
 ) -> tuple[int, ...]:
-    """Returns the pads of a pool in ceil mode, so that the last windows are whole and begin in the tensor or before it.
+    """Returns the pads of a pool in ceil mode: the last windows are complete and begin in the tensor or before it.
 
     Args:
         shape: (height, width, ...) of the tensor.

@@ -57,7 +57,7 @@ def splittable(graph: ir.Graph) -> dict[ir.Value, tuple[list[ir.Node], list[ir.N
 
 
 def find_splits(model: ir.Model, statistics: Mapping[str, Channels]) -> Splits:
-    """Finds channels of which copies are made, each with its part of the weights, for `split_channels`.
+    """Finds the channels to copy with a part of their weights, for `split_channels`.
 
     A network of BERT's kind has one weight far beyond all others of its output channel, of the first token's massive
     activation (Sun et al. 2024, "Massive Activations in Large Language Models"). It sets the scale of that output

@@ -225,7 +225,7 @@ def _weight_qparams(
         shape[axis] = -1
 
     def rounded(ratio: Array | float) -> tuple[NDArray[np.float32], Array]:
-        """(scales, whole weights) where each channel's range ends at `ratio` of its largest magnitude."""
+        """(scales, integer weights) where each channel's range ends at `ratio` of its largest magnitude."""
         scale = stored_scales(np.maximum(ratio * largest.astype(np.float64) / top, least))
         return scale, np.clip(np.rint(weight / scale.reshape(shape)), -top, top)
 
@@ -243,7 +243,7 @@ def _weight_qparams(
 
 
 def steps(weight: Array, axis: int, top: int) -> NDArray[np.float32] | None:
-    """Finds the step of each channel whose weights are whole multiples of one step.
+    """Finds the step of each channel whose weights are integer multiples of one step.
 
     Weights that were int8 before are such multiples, with a scale per tensor or per channel.
 

@@ -17,7 +17,7 @@ MOST = 2.0  # largest quotient of the common scale and that of a tensor: its qua
 
 
 def share_ranges(inserter: QdqInserter, selected: Collection[ir.Node]) -> None:
-    """Gives the parts of each Split the range of the whole, and so on along data movement and int8 Concats.
+    """Propagates the range of each Split's input to its outputs, along data movement and int8 Concats.
 
     The channels that pass through the units of ShuffleNet unchanged are then never quantized again, and halves of
     channels (C2f of YOLO) are cut as bytes. Tensors stay apart if the common scale exceeds `MOST` times that of one of

@@ -125,7 +125,7 @@ class Task:
 
     @property
     def seen(self) -> int:
-        """Images of an epoch: whole batches."""
+        """Images of an epoch: full batches."""
         count = len(self.data["train"][1])
         return min(self.most or count, count) // BATCH * BATCH
 
@@ -166,7 +166,7 @@ def network(model: str) -> tuple[dict[str, Any], nn.Module]:
 
 
 def make(peer: str, task: Task, place: Path) -> Made:
-    """Makes the files of a peer; a training that was interrupted in the same folder goes on.
+    """Makes the files of a peer; a training that was interrupted in the same folder is resumed.
 
     Args:
         peer: Name of the peer.

@@ -1,4 +1,4 @@
-"""Deltas applied to a served recommender, beside the reload of a whole folder, while clients are answered.
+"""Deltas applied to a served recommender, compared with the reload of a folder, under load.
 
 A DeepFM with a table of many simulated ids is served by one worker, which has a core of its own; the clients have the
 other core, and the processes of the server use both. Two servers run in turn: one takes a delta of new vectors every

@@ -242,7 +242,7 @@ class Bottleneck(nn.Module):
 
 
 class C2f(nn.Module):
-    """Ultralytics' C2f: halves of the channels, of which one goes through bottlenecks."""
+    """Ultralytics' C2f: half of the channels pass through bottlenecks."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -388,5 +388,5 @@ class EndToEnd(nn.Module):
 
 
 def yolo_v10() -> nn.Module:
-    """YOLOv10, of which the choice of boxes is the novelty."""
+    """YOLOv10, with its selection of boxes by TopK."""
     return EndToEnd(Yolo(attention=True))

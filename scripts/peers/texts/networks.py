@@ -158,7 +158,7 @@ def time_single(
 
 
 def time_stream(workers: Mapping[str, processes.Worker], texts: Sequence[str], rounds: int) -> dict[str, Any]:
-    """Times a stream: {engine: texts/s in its quickest order, and which that is}; one round finds the order."""
+    """Times a stream: {engine: texts/s in its fastest order, and the order}; one round selects it."""
     orders = {name: WHOLE if name == "zoo" else STREAMS for name in workers}
     cases = {(name, order): sizes for name, streams in orders.items() for order, sizes in streams.items()}
 

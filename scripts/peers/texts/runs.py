@@ -18,7 +18,7 @@ Key = TypeVar("Key")
 def build_ways(
     makers: Mapping[str, Callable[[], Encoder]], work: Path, workers: processes.Workers, core: int | None = None
 ) -> None:
-    """Builds the ways that are neither built nor left out, in this order, on a core (None: the last)."""
+    """Builds the missing encoders that are not left out, in this order, on a core (None: the last)."""
     for name, make in makers.items():
         done = work / f"{name}.built"
         if name in workers.left_out or done.exists():

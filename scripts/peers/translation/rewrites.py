@@ -274,7 +274,7 @@ class Forms:
         return pad([np.array([*random.integers(END + 1, self.words, length - 1), END]) for length in lengths])
 
     def session(self, change: Callable[[IncrementalModel], None] = unchanged) -> Session:
-        """Opens the whole search in one graph."""
+        """Opens the beam search as one graph."""
         model = incremental_model(self.whole)
         change(model)
         return self.opened(loop_graph.search(model, NEVER))

@@ -315,7 +315,7 @@ def as_texts(values: Iterable[Any], name: str, separator: str) -> pa.Array:
 
 
 def decoded(column: Any) -> Any:
-    """Decodes a dictionary, also one of views (categoricals of polars), of which Arrow takes no items.
+    """Decodes a dictionary; Arrow cannot decode those of views (categoricals of polars).
 
     Args:
         column: Arrow array of a dictionary type.
@@ -330,7 +330,7 @@ def decoded(column: Any) -> Any:
 
 
 def column_as_text(column: Any, separator: str = LIST, name: str = "") -> pa.Array:
-    """Writes a column as texts, as `as_text` writes the values; whole numbers that floats have rounded give a warning.
+    """Writes a column as texts, as `as_text` writes the values; integers that floats have rounded give a warning.
 
     Args:
         column: Arrow array [n].

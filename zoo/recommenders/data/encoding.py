@@ -397,7 +397,7 @@ class Encoding:
         return [group for group in groups if group[1].any()]
 
     def scaled_whole(self, start: int, stop: int) -> Floats:
-        """Tabulates the scaled values of whole numbers. Tables are computed once.
+        """Tabulates the scaled values of integers. Tables are computed once.
 
         Args:
             start: First whole number.

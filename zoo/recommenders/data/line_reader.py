@@ -222,7 +222,7 @@ class _Reader:
         return columns
 
     def tables(self, name: str, tables: Iterable[Any], chosen: list[str] | None = None) -> Iterator[Rows]:
-        """Arrow tables with named columns, of which `chosen` are the columns of a row; None: chosen by their names."""
+        """Arrow tables with named columns. `chosen`: the columns of a row; None: chosen by their names."""
         yield from self.waiting()
         before = 0
         for table in map(nested.flat_table, tables):

@@ -69,7 +69,7 @@ class ErrorLog:
 
 
 class RowPositions:
-    """0-based positions of the rows of one log in the whole input, counting the rows left out.
+    """0-based positions of the rows of one log in the input of all logs, counting the rows left out.
 
     Args:
         start: Position of the first row of the log.

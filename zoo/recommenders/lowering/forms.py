@@ -1,4 +1,4 @@
-"""Forms of a native program: the same model with other first layers, of which each machine times the fastest."""
+"""Forms of a native program: the same model with other first layers; each machine selects the fastest by timing."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def lower(
     rows: Batch | None = None,
     held: bool = True,
 ) -> tuple[ir.Model | None, dict[str, Any]]:
-    """Lowers a rewritten float model to a `ClickProgram` in several forms, of which a machine times the fastest.
+    """Lowers a rewritten float model to several forms of a `ClickProgram`; a machine selects the fastest.
 
     Supports the operators of the families in `zoo.recommenders.models`, as `GraphReader` reads them. If the recipe
     keeps an operator float because 8 bits are too coarse, all forms but `int8` use int16 codes throughout, also for the

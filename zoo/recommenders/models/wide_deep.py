@@ -266,7 +266,7 @@ def _imported(folder: Path) -> Build:
 
 @dataclass(frozen=True, kw_only=True)
 class WideDeepFamily(TrainableRankingFamily, GraphImportable):
-    """Family of Wide & Deep on any log, of which rows in the Criteo format, without a header, are a built-in form.
+    """Family of Wide & Deep on any log; rows in Criteo's format, without a header, are built in.
 
     Its folders may hold an imported TensorFlow graph or Keras weights of version 0.2.0.
     """

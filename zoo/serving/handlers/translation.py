@@ -236,7 +236,7 @@ class TranslationRequest:
         return columns
 
     def result(self, batch_size: int) -> JobResult:
-        """Returns the whole response.
+        """Returns the complete response.
 
         Args:
             batch_size: Number of sentences computed together.

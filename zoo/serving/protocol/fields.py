@@ -96,7 +96,7 @@ class Fields:
         return default if value is None else value
 
     def whole(self, name: str, maximum: int, minimum: int = 1) -> int | None:
-        """Returns a whole number.
+        """Returns an integer.
 
         Args:
             name: Name of the field.

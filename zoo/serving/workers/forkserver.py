@@ -1,4 +1,4 @@
-"""Fork server: a process that loads the models and forks a worker whenever the HTTP server asks for one.
+"""Fork server: a process that loads the models and forks workers on request of the HTTP server.
 
 It forks while it has no other thread, so that forking is safe; the workers share the memory of its models
 copy-on-write.

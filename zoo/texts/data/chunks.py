@@ -1,4 +1,4 @@
-"""Division of long texts into chunks of whole words."""
+"""Division of long texts into chunks at word boundaries."""
 
 from __future__ import annotations
 

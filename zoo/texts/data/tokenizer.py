@@ -98,7 +98,7 @@ class Tokens(NamedTuple):
         return Tokens(ids, types, np.maximum(lengths, 1), self.truncated, self.context)
 
     def first(self, count: int) -> Tokens:
-        """Returns the tokens of the first texts, all of which are attended to.
+        """Returns the tokens of the first texts, all with attention mask 1.
 
         Args:
             count: Number of texts.
@@ -348,7 +348,7 @@ class Tokenizer:
         direction: str | None = None,
         offsets: bool = False,
     ) -> Tokens:
-        """Tokenizes texts, or pairs of texts, of which the longer text is truncated first.
+        """Tokenizes texts, or pairs of texts; the longer text of a pair is truncated first.
 
         Args:
             texts: Texts, or pairs of texts.

@@ -77,7 +77,7 @@ class KnownText:
         return [bool(flag) for flag in copied.tolist()]
 
     def _flags_of(self, codes: NDArray[np.integer]) -> NDArray[np.uint8]:
-        """Flags of characters; asks for those that it has not seen."""
+        """Flags of characters, computed at their first occurrence."""
         flags: NDArray[np.uint8] = self._flags[codes]
         if not flags.all():
             chars = list(map(chr, np.unique(codes[flags == 0]).tolist()))

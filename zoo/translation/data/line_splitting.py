@@ -106,11 +106,11 @@ class LineSplitter:
             self._add(sentence, tokens.get(i))
 
     def _is_short(self, text: str) -> bool:
-        """Whether a text has few enough characters to be encoded whole."""
+        """Whether a text has few enough characters to be encoded at once."""
         return len(text) <= MAX_TOKEN_CHARACTERS * self.max_length
 
     def _add(self, text: str, tokens: Tokens | None = None) -> None:
-        """Adds a sentence: whole, in pieces if it is too long, or around words that the vocabulary cannot write.
+        """Adds a sentence: unchanged, in pieces if it is too long, or around words that the vocabulary cannot write.
 
         One without letters and digits is copied: models make words of "-" or "...". So is one without letters where
         unknown words are copied: such models write other numbers.

@@ -258,7 +258,7 @@ class _Reader(HTMLParser):
     # ------------------------------------------------------------------------------------------------------------ text
 
     def add_text(self, text: str, place: int, end: int) -> None:
-        """Adds text, of which placeholders are taken out.
+        """Adds text without its placeholders.
 
         Args:
             text: The text.

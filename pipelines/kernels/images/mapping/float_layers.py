@@ -32,7 +32,7 @@ COMPOSED = ("HardSigmoid", "HardSwish", "LeakyRelu", "Tanh")
 
 
 class FloatLayers(Attentions):
-    """A walk that knows the layers with float weights, and functions of floats that are made of other steps."""
+    """Mapping of layers with float weights, and of float functions composed of other steps."""
 
     def _function(self, node: ir.Node) -> None:
         """As its base; functions of `COMPOSED` of a float value are several steps."""

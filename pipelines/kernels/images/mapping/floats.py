@@ -65,7 +65,7 @@ def _unknown(node: ir.Node) -> Callable[[np.float32, int, int, int], int]:
 
 
 class FloatValues(Functions):
-    """A walk that knows the operators on float tensors."""
+    """Mapping of operators on float tensors."""
 
     @abstractmethod
     def _layer_value(self, node: ir.Node, layer: Layer) -> Pending:

@@ -88,7 +88,7 @@ def fix_sizes(model: ir.Model, sizes: Sequence[int] = ()) -> bool:
 
 
 class ImageMapping(Layers):
-    """The walk that makes a program."""
+    """Mapping of a graph to a program."""
 
     def program(self) -> ImageProgram:
         """See `image_program`."""

@@ -1,4 +1,4 @@
-"""Functions of single values in a walk over a quantized image network's graph: bounds, products and tables."""
+"""Mapping of functions of single values in quantized image networks: bounds, products and tables."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FUNCTIONS = {
 
 
 class Functions(Layouts):
-    """A walk that knows the operators on single values."""
+    """Mapping of operators on single values."""
 
     @abstractmethod
     def _float_product(self, node: ir.Node) -> None:

@@ -1,4 +1,4 @@
-"""Layers, sums and pools of a walk over a quantized image network's graph."""
+"""Mapping of layers, sums and pools of quantized image networks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from pipelines.kernels.images.steps.elementwise import quantized_sum
 
 
 class Layers(FloatLayers):
-    """A walk that knows the layers with weights of 8 bits, sums and pools."""
+    """Mapping of layers with weights of 8 bits, sums and pools."""
 
     def _layer(
         self,

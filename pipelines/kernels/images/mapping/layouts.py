@@ -1,4 +1,4 @@
-"""Operators of a walk that rearrange channels and pixels: Concat, Split, Slice, Reshape, Transpose, Pad and Resize."""
+"""Mapping of operators that rearrange channels and pixels: Concat, Split, Slice, Reshape, Transpose, Pad and Resize."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Taps = tuple[NDArray[np.int64], NDArray[np.float32]]  # places and weights, [out
 
 
 class Layouts(Walk):
-    """A walk that knows the operators on channels and pixels."""
+    """Mapping of operators on channels and pixels."""
 
     @abstractmethod
     def _interpolated(self, node: ir.Node, mapped: Bytes | Pending, shape: Shape, rows: Taps, columns: Taps) -> None:

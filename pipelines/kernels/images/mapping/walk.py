@@ -1,4 +1,4 @@
-"""State of a walk over a quantized image network's graph: its values, and operators that quantize or rearrange them."""
+"""State of the mapping of a quantized image network: its values, and operators that quantize or rearrange them."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ class Input:
 
 
 class Walk:
-    """A walk over a graph, in order.
+    """Visits the operators of a graph in order.
 
     Args:
         model: QDQ model.

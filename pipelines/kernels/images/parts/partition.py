@@ -1,4 +1,4 @@
-"""Divides a quantized graph that has no whole native form: regions as `ImageProgram`s, the others for ONNX Runtime.
+"""Divides a quantized graph with unsupported operators into `ImageProgram`s and parts for ONNX Runtime.
 
 Operators that cannot be mapped are foreign. Every operator has a rank above those of its inputs: even for native
 operators, odd for foreign ones. Connected native operators of one rank form a region; all foreign operators of one rank

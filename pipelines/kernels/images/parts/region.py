@@ -35,7 +35,7 @@ class FailedError(RequestError):
 
 
 class Region(ImageMapping):
-    """A walk over a region: from float32 values, or the graph's image, to real values.
+    """Mapping of a region: from float32 values, or the graph's image, to real values.
 
     Args:
         model: The region, or a graph.

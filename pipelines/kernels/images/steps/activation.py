@@ -224,7 +224,7 @@ class FloatLog(FloatStep):
 
 @dataclass(frozen=True, eq=False)
 class FloatFloor(FloatStep):
-    """The largest whole number that is not above x / divisor.
+    """floor(x / divisor).
 
     Attributes:
         divisor: Divisor.

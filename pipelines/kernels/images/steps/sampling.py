@@ -155,7 +155,7 @@ class Sampling(Step):
 
 
 def _place(x: NDArray[np.float32]) -> NDArray[np.int64]:
-    """Places of whole coordinates; NaN is outside."""
+    """Offsets of integer coordinates; NaN is outside."""
     return np.where(np.isnan(x), np.float32(-3), x).astype(np.int64)
 
 

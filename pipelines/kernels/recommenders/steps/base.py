@@ -321,7 +321,7 @@ def to_bytes(values: NDArray[np.float32]) -> NDArray[np.uint8]:
 
 
 def _rounded(values: NDArray[np.float32], least: int, most: int) -> NDArray[np.float32]:
-    """Rounds floats to whole numbers of a range, NaN to the lowest."""
+    """Rounds floats to integers of a range, NaN to the lowest."""
     filled = np.where(np.isnan(values), np.float32(least), values)
     return np.asarray(np.rint(np.clip(filled, least, most)), np.float32)
 

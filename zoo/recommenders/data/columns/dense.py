@@ -146,7 +146,7 @@ class VectorStatistics:
 
     @property
     def dense(self) -> bool:
-        """Whether the values so far are vectors of which some have a fraction: no lists of items."""
+        """Whether the values so far are vectors with fractions, not lists of items."""
         return bool(self.width) and not self.fault and not self.whole
 
     def add(self, column: pa.Array, before: int) -> None:

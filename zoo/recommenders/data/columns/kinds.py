@@ -235,14 +235,14 @@ def _reason_of_ids(seen: ColumnStatistics) -> str:
 
 
 def _shape_of_hashes(seen: ColumnStatistics) -> bool:
-    """Whether whole numbers fill the range of a hash: nearly all are large, and the largest close to its bound."""
+    """Whether integers fill the range of a hash: nearly all are large, and the largest close to its bound."""
     largest = max(-seen.minimum, seen.maximum)
     bounded = any(0.9 * 2**bits < largest <= 2**bits for bits in (31, 32, 63, 64))
     return bounded and bool(np.quantile(np.abs(seen.numbers), 0.1) >= LARGE / 10)
 
 
 def _shape_of_ids(seen: ColumnStatistics) -> bool:
-    """Whether whole numbers are spread as ids: nearly every one of a range occurs, again and again, evenly."""
+    """Whether integers are distributed as ids: nearly all of a range occur, repeatedly and evenly."""
     low, high, count = seen.minimum, seen.maximum, int(seen.distinct)
     if low < 0 or count < CODES or seen.present < REPEATED * count or count < DENSE * (high - low + 1):
         return False

@@ -1,4 +1,4 @@
-"""Values of labels: one label per row, or several, of which some may be missing."""
+"""Values of labels: one label per row, or several with missing values."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def words(name: str) -> list[str]:
 
 
 def is_identity(name: str) -> bool:
-    """Whether whole numbers of this name are ids or codes, rather than quantities.
+    """Whether integers of this name are ids or codes, rather than quantities.
 
     Args:
         name: Name of a column.

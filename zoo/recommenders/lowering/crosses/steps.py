@@ -1,4 +1,4 @@
-"""Compiles cross networks, of which a coarse form reads the inputs of large layers as bytes with a scale a column."""
+"""Compiles cross networks; their coarse form reads the inputs of large layers as bytes with a scale per column."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def read_fields(reader: GraphReader, node: ir.Node, value: ir.Value) -> Expressi
 
 
 def _gather(reader: GraphReader, node: ir.Node, value: ir.Value) -> Expression | None:
-    """Selects whole parts of a concatenation, or transposes the flat vectors of fields."""
+    """Selects complete parts of a concatenation, or transposes the flat vectors of fields."""
     picks, source = query.constant(node.inputs[1]), node.inputs[0]
     whole = node.attributes.get_int("axis", 0) in (1, -1) and picks is not None and picks.ndim == 1
     if not whole or picks is None or source is None or source.producer() is None or query.rank(source) != 2:

@@ -100,7 +100,7 @@ def _unit(
 
 
 def target_attention(matched: Matcher, value: ir.Value, columns: Columns) -> TargetAttention:
-    """Reads the whole of target attention.
+    """Reads target attention.
 
     Args:
         matched: Matcher.

@@ -52,7 +52,7 @@ def probabilities(model: nn.Module, results: Any) -> torch.Tensor:
 
 
 def chained(logits: torch.Tensor, parents: Sequence[int]) -> torch.Tensor:
-    """Computes probabilities of which some are products, as that of a purchase after a click.
+    """Computes probabilities; some are products, as that of a purchase after a click.
 
     Args:
         logits: [n, labels].

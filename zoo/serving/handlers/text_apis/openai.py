@@ -96,7 +96,7 @@ class Embeddings(EmbeddingApi):
         return EmbeddingRequest(texts, prefix, truncate, is_base64, dimensions, precision, chunks, pooling)
 
     def _chunks(self, fields: Fields, samples: Sequence[Sample], job: Job, prompt: str | None) -> Chunks | None:
-        """Divides the inputs, if the field "chunk" asks for it."""
+        """Divides the inputs if the field "chunk" is set."""
         size = fields.whole("chunk", self.pipeline.max_length)
         stride = fields.whole("stride", self.pipeline.max_length, minimum=0)
         if size is None:
@@ -186,7 +186,7 @@ class Embeddings(EmbeddingApi):
         return contents
 
     def _values(self, request: EmbeddingRequest, outputs: Batch) -> list[Any]:
-        """Returns the embeddings as a request asks for them."""
+        """Returns the embeddings in the encoding and size of the request."""
         rows = vector_files.quantize(self.vectors(outputs, request.dimensions), request.precision)
         return base64_texts(rows) if request.base64 else list(rows)
 

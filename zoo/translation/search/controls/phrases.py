@@ -72,7 +72,7 @@ class PhraseState:
 
     @property
     def is_open(self) -> bool:
-        """Whether it contains all, but a token that goes on with the last word would take a phrase away."""
+        """Whether it contains all, but a token that continues the last word would remove a phrase."""
         before = len(self._tokens) - 1
         return (
             self._marks is not None
@@ -104,7 +104,7 @@ def _progress(phrase: tuple[int, ...], tokens: tuple[int, ...], marks: bytes | N
 
 
 def allocate(banks: Sequence[int], beam: int) -> list[int]:
-    """Chooses the candidates that go on: of the banks the largest, the smallest and some between, from each in turn.
+    """Chooses the candidates to continue, in turn from the largest, the smallest and intermediate banks.
 
     Args:
         banks: Bank of each candidate, the likeliest candidate first.
@@ -124,7 +124,7 @@ def allocate(banks: Sequence[int], beam: int) -> list[int]:
 
 
 class Candidates(NamedTuple):
-    """Continuations of the beams of one sentence: those that end, then those that go on.
+    """Continuations of the beams of one sentence: those that end, then those that continue.
 
     Attributes:
         scores: float64 [n].

@@ -28,7 +28,7 @@ MASK = (1 << 64) - 1
 
 @dataclass
 class _Beam:
-    """A translation that goes on. member: its sample or group; row: its row in the last step."""
+    """An unfinished translation. member: its sample or group; row: its row in the last step."""
 
     score: float
     tokens: list[int]
@@ -38,7 +38,7 @@ class _Beam:
 
 @dataclass
 class _Sentence:
-    """A sentence in the search. members: of the samples or groups, those that go on."""
+    """A sentence in the search. members: the unfinished samples or groups."""
 
     beams: list[_Beam]
     members: list[int]
@@ -197,7 +197,7 @@ class _Turn:
         sentence.beams = going
 
     def _add(self, going: list[_Beam], one: _Beam, member: int, token: int, score: float) -> None:
-        """Adds a beam that goes on, or a hypothesis."""
+        """Adds an unfinished beam, or a hypothesis."""
         if self.last or token == self.end:
             tokens = one.tokens if token == self.end else [*one.tokens, token]
             total = (score - self.rules.word_penalty * self.counted) / self.counted**self.length_penalty

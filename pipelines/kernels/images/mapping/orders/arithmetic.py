@@ -29,7 +29,7 @@ TINY = 1e-5  # length up to which the bound of a divisor does not matter
 
 
 class Arithmetic(Views):
-    """A walk that knows sums and products of single elements in any order."""
+    """Mapping of sums and products of single elements in any order of axes."""
 
     def _viewed(self, node: ir.Node, reason: RequestError | None = None) -> None:
         """Maps sums and products that no layout of values has; see `Views` for other nodes that read a view."""

@@ -1,4 +1,4 @@
-"""Attention in a walk over a quantized image network's graph: queries times keys, a softmax, times values."""
+"""Mapping of attention in quantized image networks: queries times keys, a softmax, times values."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MASKED = np.float32(-1e9)  # score of a key that is masked
 
 
 class Attentions(Choices):
-    """A walk that knows attention."""
+    """Mapping of attention."""
 
     def _viewed(self, node: ir.Node, reason: RequestError | None = None) -> None:
         """Maps a node of an attention; see `Views` for other nodes that read a view."""

@@ -1,4 +1,4 @@
-"""Choices in a walk: the largest elements, boxes, elements with computed indices. Integers are whole floats here."""
+"""Mapping of selections: largest elements, boxes, computed indices. Integers are stored as floats."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def is_choice(value: ir.Value) -> bool:
 
 
 class Choices(Runs):
-    """A walk that knows choices."""
+    """Mapping of selections."""
 
     def __init__(self, model: ir.Model) -> None:
         super().__init__(model)

@@ -1,4 +1,4 @@
-"""Operators along an axis of a value in a walk: softmax, sums and layers of few weights; and sampling by a grid."""
+"""Mapping of operators along an axis: softmax, sums, layers of few weights; and of sampling by a grid."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TAPS = {"nearest": 1, "linear": 2, "bilinear": 2, "cubic": 4, "bicubic": 4}  # n
 
 
 class Runs(Arithmetic):
-    """A walk that knows operators along an axis of a value in any order."""
+    """Mapping of operators along an axis of a value in any order of axes."""
 
     def _viewed(self, node: ir.Node, reason: RequestError | None = None) -> None:
         """Maps a node along an axis of a view; see `Views` for other nodes that read a view."""

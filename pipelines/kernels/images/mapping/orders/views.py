@@ -90,7 +90,7 @@ class Scores:
 
 
 class Views(FloatValues):
-    """A walk that knows orders of elements."""
+    """Mapping of orders of elements."""
 
     def __init__(self, model: ir.Model) -> None:
         super().__init__(model)
