@@ -167,8 +167,9 @@ def _quantize(scaled: _Scaled, recipe: QuantRecipe, table: CalibrationTable) -> 
     reasons |= propagate_int8(result, recipe)
     if recipe.quantize_tables:
         notes |= embedding_tables.quantize_tables(inserter)
-    for collected, more in zip((notes, reasons), weight_only.quantize_weights(inserter), strict=True):
-        collected |= more
+    new_notes, new_reasons = weight_only.quantize_weights(inserter)
+    notes |= new_notes
+    reasons |= new_reasons
     for name in weight_only.round_weights(inserter, table.keep_float):
         reasons[name] += "; its weights are rounded to 8 bits"
     quantize_outputs(inserter, notes, table.keep_float)

@@ -1,4 +1,7 @@
-"""Tables of docs/benchmarks/custom-log.md."""
+"""Tables of docs/benchmarks/custom-log.md.
+
+The public functions take the content of a report and its source (CPU and link), and return Markdown.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,8 @@ RANKED = {"recall@10": "recall@10", "recall@50": "recall@50", "ndcg@10": "NDCG@1
 def trained(report: Mapping[str, Any], source: str) -> str:
     """Renders quality and speed of trained families: those of one label, of several labels, and of next items.
 
-    Args:
-        report: {"data", "models", "deepctr", "left_out"}, see `scripts/reproduction/recommenders.py`. A model with a
-            "commit" was measured at that one, all others at that of the report.
-        source: CPU and link of the report.
-
-    Returns:
-        Markdown.
+    report: {"data", "models", "deepctr", "left_out"}, see `scripts/reproduction/recommenders.py`. A model with a
+    "commit" was measured at that commit, all others at that of the report.
     """
     models: Sequence[Model] = report["models"]
     several = [model for model in models if "labels" in model["quality"]]
@@ -138,12 +136,7 @@ def _speeds(model: Model, sizes: Sequence[int]) -> list[str]:
 def reading(report: Mapping[str, Any], source: str) -> str:
     """Renders the log reader compared with peers, file to arrays.
 
-    Args:
-        report: {"rows", "shapes"}, see `scripts/peers/recommenders/log_reading.py`.
-        source: CPU and link of the report.
-
-    Returns:
-        Markdown.
+    report: {"rows", "shapes"}, see `scripts/peers/recommenders/log_reading.py`.
     """
     rows = []
     for shape in report["shapes"]:
@@ -185,12 +178,7 @@ def _layers(steps: Sequence[Mapping[str, Any]], way: str) -> float:
 def ranking(report: Mapping[str, Any], source: str) -> str:
     """Renders rankings of one user's candidates compared with full rows.
 
-    Args:
-        report: {"models"}, see `scripts/peers/recommenders/ranking.py`.
-        source: CPU and link of the report.
-
-    Returns:
-        Markdown.
+    report: {"models"}, see `scripts/peers/recommenders/ranking.py`.
     """
     models: Sequence[Model] = report["models"]
     ways = [way for way in WAYS if way in models[0]["http_cpu_ms"]]
@@ -234,12 +222,7 @@ def ranking(report: Mapping[str, Any], source: str) -> str:
 def retrieval(report: Mapping[str, Any], source: str) -> str:
     """Renders retrieval from a large catalogue and ranking of its candidates, compared with FAISS.
 
-    Args:
-        report: {"ranker", "vector_size", "items", "candidates", "ways"}, see `scripts/peers/recommenders/retrieval.py`.
-        source: CPU and link of the report.
-
-    Returns:
-        Markdown.
+    report: {"ranker", "vector_size", "items", "candidates", "ways"}, see `scripts/peers/recommenders/retrieval.py`.
     """
     rows = [
         [
@@ -263,12 +246,7 @@ def retrieval(report: Mapping[str, Any], source: str) -> str:
 def new_ids(report: Mapping[str, Any], source: str) -> str:
     """Renders trainings day after day, by the start of new ids.
 
-    Args:
-        report: {"models", ...}, see `scripts/reproduction/recommenders.py`.
-        source: CPU and link of the report.
-
-    Returns:
-        Markdown.
+    report: {"models", ...}, see `scripts/reproduction/recommenders.py`.
     """
     models: Sequence[Model] = report["models"]
     ways = list(models[0]["auc"])

@@ -1,4 +1,7 @@
-"""Tables of docs/benchmarks/ on servers, clusters and gradient exchange."""
+"""Tables of docs/benchmarks/ on servers, clusters and gradient exchange.
+
+The public functions take the content of a report and its source (CPU and link), and return Markdown.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +35,7 @@ TEXT_LOADS = {"sentences": ("multi30k-en-de", "sentence"), "embeddings": ("minil
 def served(part: Mapping[str, Any], source: str) -> str:
     """Renders a part of the report of servers.
 
-    Args:
-        part: {"part", "found"}, see `scripts/peers/serving/serving.py`.
-        source: CPU and link of the report.
-
-    Returns:
-        Markdown.
+    part: {"part", "found"}, see `scripts/peers/serving/serving.py`.
     """
     kind, facts = part["part"], part["found"]
     if kind == "workers":
@@ -69,15 +67,7 @@ def served(part: Mapping[str, Any], source: str) -> str:
 
 
 def soak(facts: Mapping[str, Any], source: str) -> str:
-    """Renders the report of a soak test.
-
-    Args:
-        facts: The report.
-        source: CPU and link of the report.
-
-    Returns:
-        Markdown.
-    """
+    """Renders the report of a soak test."""
     counts, memory, descriptors = facts["counts"], facts["memory_mb"], facts["descriptors"]
     return (
         f"Soak test, `scripts/peers/serving/soak.py`, {facts['minutes']:g} minutes, {facts['rate']:,.0f} requests/s "
@@ -99,15 +89,7 @@ clients; rounds with and without changes alternate. Ratio of the p99 with change
 
 
 def deltas(report: Mapping[str, Any], source: str) -> str:
-    """Renders the report of deltas that a running server takes.
-
-    Args:
-        report: The report.
-        source: CPU and link of the report.
-
-    Returns:
-        Markdown.
-    """
+    """Renders the report of deltas that a running server takes."""
     rows = []
     for way in report["ways"]:
         numbers = [way.get(key, {}).get("median") for key in ("rate", "p50", "p99", "until_scored", "rows_per_second")]
@@ -121,15 +103,7 @@ def deltas(report: Mapping[str, Any], source: str) -> str:
 
 
 def scored(report: Mapping[str, Any], source: str) -> str:
-    """Renders the report of scoring on several processes and on Ray.
-
-    Args:
-        report: The report.
-        source: CPU and link of the report.
-
-    Returns:
-        Markdown.
-    """
+    """Renders the report of scoring on several processes and on Ray."""
     rows = []
     for way, case in report["results"].items():
         equal = {True: "same bytes as one process", False: "other bytes"}.get(case.get("equal"), "")
@@ -145,15 +119,7 @@ def scored(report: Mapping[str, Any], source: str) -> str:
 
 
 def ray_served(report: Mapping[str, Any], source: str) -> str:
-    """Renders the report of serving on Ray Serve.
-
-    Args:
-        report: The report.
-        source: CPU and link of the report.
-
-    Returns:
-        Markdown.
-    """
+    """Renders the report of serving on Ray Serve."""
     rows = []
     for case in report["results"]:
         times = [f"{case[name]:,.1f}" for name in ("rate", "p50", "p99")]
@@ -167,15 +133,7 @@ def ray_served(report: Mapping[str, Any], source: str) -> str:
 
 
 def exchanged(report: Mapping[str, Any], source: str) -> str:
-    """Renders the report of the exchange of gradients.
-
-    Args:
-        report: The report.
-        source: CPU and link of the report.
-
-    Returns:
-        Markdown.
-    """
+    """Renders the report of the exchange of gradients."""
     rows = []
     for model in report["models"]:
         for case in model["links"]:

@@ -110,7 +110,7 @@ def exchanging(model: nn.Module, exchange: bool) -> contextlib.AbstractContextMa
 
 @functools.cache
 def _with_threads(threads: int, world: Any) -> Any:
-    """Returns a group of all processes with a number of gloo threads; cached."""
+    """Returns a group of all processes with a number of gloo threads; one per default group (`world`)."""
     options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._threads = threads
     return distributed.new_group(backend="gloo", pg_options=options)

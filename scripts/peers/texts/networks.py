@@ -225,7 +225,7 @@ def built(case: tuple[str, str, str], args: Any, work: Path, core: int) -> Netwo
     ]
     makers = {name: functools.partial(timed, name, folder, place, texts[:CALIBRATED]) for name in names}
     with processes.Workers(place, args.packages) as workers:
-        runs.build_ways(makers, place, workers, core)
+        runs.build_encoders(makers, place, workers, core)
     return Network(case, place, makers, texts[CALIBRATED:], workers.left_out)
 
 
@@ -234,7 +234,7 @@ def measure_network(network: Network, args: Any, advance: harness.Advance) -> di
     shape, size, task = network.case
     with processes.Workers(network.place, args.packages) as workers:
         workers.left_out |= network.left_out
-        engines = runs.open_ways(network.makers, network.compared, network.place, workers)
+        engines = runs.open_encoders(network.makers, network.compared, network.place, workers)
         loads: list[dict[str, Any]] = []
         for name, inputs in text_loads().items():
             unable: dict[str, str] = {}

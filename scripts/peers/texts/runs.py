@@ -11,11 +11,11 @@ from scripts.peers import harness, processes
 from scripts.peers.texts.encoders import EXACT, Encoder
 from zoo.texts.metrics import lowest
 
-SLOW, FEW = 4, 3  # a way that takes SLOW times as long as the quickest has FEW rounds
+SLOW_RATIO, MIN_ROUNDS = 4, 3  # an encoder that takes SLOW_RATIO times as long as the fastest has MIN_ROUNDS rounds
 Key = TypeVar("Key")
 
 
-def build_ways(
+def build_encoders(
     makers: Mapping[str, Callable[[], Encoder]], work: Path, workers: processes.Workers, core: int | None = None
 ) -> None:
     """Builds the missing encoders that are not left out, in this order, on a core (None: the last)."""
@@ -31,22 +31,22 @@ def build_ways(
             done.touch()
 
 
-def open_ways(
+def open_encoders(
     makers: Mapping[str, Callable[[], Encoder]], texts: Sequence[str], work: Path, workers: processes.Workers
 ) -> dict[str, dict[str, Any]]:
-    """Builds and opens ways, and compares their results with those of `EXACT`.
+    """Builds and opens encoders, and compares their results with those of `EXACT`.
 
     Args:
-        makers: What makes each way, `EXACT` among them; built in this order.
+        makers: Constructor by name, with `EXACT`; built in this order.
         texts: Texts whose results are compared.
         work: Folder of the built files.
-        workers: The ways that run are opened there.
+        workers: Processes in which the encoders are opened.
 
     Returns:
-        {way: {"cosine", "least_cosine", "cosine_below_99"}} of those that run.
+        {encoder: {"cosine", "least_cosine", "cosine_below_99"}} of those that run.
     """
     vectors: dict[str, Any] = {}
-    build_ways(makers, work, workers)
+    build_encoders(makers, work, workers)
     for name, make in makers.items():
         if name in workers.left_out:
             continue
@@ -64,22 +64,22 @@ def open_ways(
 def in_turn(
     keys: Iterable[Key], rounds: int, take: Callable[[Key], float], *, warm: bool = False
 ) -> dict[Key, list[float]]:
-    """Times ways in turn, after a round that warms up; ways that are `SLOW` have `FEW` rounds.
+    """Times encoders in turn, after a warm-up round; slow ones (`SLOW_RATIO`) have `MIN_ROUNDS` rounds.
 
     Args:
-        keys: The ways.
+        keys: The encoders.
         rounds: Number of rounds.
-        take: Returns the time that one turn of a way takes.
-        warm: Whether the ways have just done the same work, so that no round warms up.
+        take: Returns the time of one turn of an encoder.
+        warm: Whether the encoders have just done the same work, so that no round warms up.
 
     Returns:
-        Times by way.
+        Times by encoder.
     """
     times: dict[Key, list[float]] = {key: [] for key in keys}
     for number in range(warm, rounds + 1):
-        quickest = min((seconds[0] for seconds in times.values() if seconds), default=0.0)
+        fastest = min((seconds[0] for seconds in times.values() if seconds), default=0.0)
         for key, series in times.items():
-            if len(series) >= FEW and min(series) > SLOW * quickest:
+            if len(series) >= MIN_ROUNDS and min(series) > SLOW_RATIO * fastest:
                 continue
             taken = take(key)
             if number:

@@ -105,7 +105,7 @@ def measure(args: Any) -> dict[str, Any]:
         (work / "fp32.onnx").write_bytes(zoo.load(MODEL).ensure("fp32.onnx").read_bytes())
         names = (EXACT, *(name for name in args.ways if name != EXACT))
         makers = {name: functools.partial(WAYS[name], args.folder, work, texts[:CALIBRATION]) for name in names}
-        ways = runs.open_ways(makers, texts[CALIBRATION:][:COMPARED], work, workers)
+        ways = runs.open_encoders(makers, texts[CALIBRATION:][:COMPARED], work, workers)
         if EXACT not in args.ways:  # it was only compared with
             ways.pop(EXACT)
             workers.live.pop(EXACT).close()

@@ -50,7 +50,7 @@ def test_ways_are_built_opened_compared_and_timed(folder, require_fields):
     ways = {**encoders.WAYS, "broken": encoders.Encoder}
     with processes.Workers(folder) as workers:
         makers = {name: functools.partial(ways[name], folder, folder, lines(8)) for name in names}
-        opened = runs.open_ways(makers, lines(32), folder, workers)
+        opened = runs.open_encoders(makers, lines(32), folder, workers)
         assert list(opened) == names[:3] and workers.live.keys() == opened.keys()
         assert workers.left_out == {"broken": "NotImplementedError: NotImplementedError"}
         assert all(0.9 < figures["cosine"] <= 1 for figures in opened.values())
