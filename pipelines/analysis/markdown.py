@@ -88,14 +88,15 @@ def cpu_column(report: Report) -> str:
     return f"{cpu_name(report).split()[0]} {report.content['environment']['cpu_model']}"
 
 
-def link(path: Path, page: Path) -> str:
-    """Returns a link "[stem](relative path)".
+def link(path: Path, page: Path, text: str = "") -> str:
+    """Returns a link "[text](relative path)".
 
     Args:
         path: File to link to.
         page: File of the page.
+        text: Text of the link; "" for the stem of the file.
     """
-    return f"[{path.stem}]({os.path.relpath(path, page.parent)})"
+    return f"[{text or path.stem}]({os.path.relpath(path, page.parent)})"
 
 
 def source(report: Report, page: Path) -> str:

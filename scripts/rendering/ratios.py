@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import zoo
 from pipelines.analysis import markdown
 from pipelines.analysis.markdown import PEERS, ROOT, Report
+from scripts.peers.quantization.opening import EMPTY
 
 PAGES = ROOT / "docs" / "compared-with"
 OURS = "zoo-native"
@@ -27,7 +28,7 @@ LOADS = {  # of scripts/peers/vision/image_networks.py: titles of the keys of a 
     "avx2_8_bits": "AVX2 only, 8-bit weights",
 }
 COLUMNS = ("workload", "peer", "CPU", "cases", "minimum", "median", "maximum", "report")
-LEGEND = "Speed of this project over the fastest peer of each case: median (minimum to maximum of the cases).\n\n"
+LEGEND = "Speed-up over the fastest peer, or over the baseline of a row: median (minimum to maximum of its cases).\n\n"
 
 
 class Case(NamedTuple):
@@ -191,6 +192,23 @@ def quantizers() -> Iterator[Case]:
             first = {str(model.get("batch", 1)): model.get("milliseconds", {})}
             for size, engines in {**first, **model.get("larger", {})}.items():
                 yield from _case(report, "Speed and quality", f"{kind}, batch {size}", rivals(engines))
+            yield from _opened(report, model.get("opening", {}))
+
+
+def _opened(report: Report, engines: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Iterator[Case]:
+    """Yields the CPU time from the name of a file to its first result, with a program of the native engine or without.
+
+    engines: {engine: {file: {"cpu_milliseconds"}}}.
+    """
+    others = {
+        f"{name} in {engine}": cost["cpu_milliseconds"]
+        for engine, costs in engines.items()
+        for name, cost in costs.items()
+        if engine not in ("native", EMPTY)
+    }
+    for engine, title in (("native", "opening a file"), (EMPTY, "opening a file, empty cache")):
+        if own := engines.get(engine, {}).get("zoo"):
+            yield from _times(report, "Opening a file", title, "zoo", {**others, "zoo": own["cpu_milliseconds"]})
 
 
 def rivals(engines: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict[str, float]:

@@ -13,6 +13,7 @@ from pipelines.analysis.markdown import (
     Report,
     cpu,
     cpu_column,
+    link,
     newest,
     reports,
     source,
@@ -141,7 +142,21 @@ def _speed_by_engine(report: Report) -> str:
 
 
 def _pipelines(measured: Sequence[tuple[str, Report]]) -> str:
-    """Latency of models from JPEG to label, split by stage."""
+    """Latency of models from JPEG to label, split by stage: a table per CPU."""
+    data: dict[str, dict[str, None]] = {}
+    for name, report in measured:
+        data.setdefault(report.content["data"], {})[name] = None
+    parts = ["Single photos:\n", *(f"- {', '.join(names)}: {text}" for text, names in data.items()), ""]
+    for name in dict.fromkeys(cpu(report) for _, report in measured):
+        group = [(model, report) for model, report in measured if cpu(report) == name]
+        place = source(group[0][1], BENCHMARKS).rpartition(", ")[0]
+        links = ", ".join(link(report.path, BENCHMARKS, model) for model, report in group)
+        parts.append(f"On {place}, {links}:\n\n{_stages(group)}")
+    return "\n".join(parts)
+
+
+def _stages(measured: Sequence[tuple[str, Report]]) -> str:
+    """The table of models on one CPU."""
     rows = []
     for name, report in measured:
         fp32 = _quickest(report, "fp32")["latency_ms"]["p50"]
@@ -173,10 +188,7 @@ def _pipelines(measured: Sequence[tuple[str, Report]]) -> str:
         "stream, images/s (batch size)",
         "file / process MB",
     ]
-    sources = "\n".join(
-        f"- {name}: {report.content['data']} ({source(report, BENCHMARKS)})" for name, report in measured
-    )
-    return f"Single photos. Data and reports:\n\n{sources}\n\n" + table(columns, rows)
+    return table(columns, rows)
 
 
 def _peer_pipelines(report: Report) -> str:
