@@ -71,6 +71,14 @@ struct LayerNorm {
     QParams qparams;  // of the result
 };
 
+// Rows of bytes: clip(rint(x factor) + zero, 0, 255) of floats x, NaN as 0. stride: whole 16.
+struct ByteRows {
+    uint8_t *data;  // [n, stride]
+    int64_t stride;
+    float factor;
+    int32_t zero;
+};
+
 // A running top-k of logits, a row's largest first, and the state of an online softmax: the maximum, and sum exp(logit - maximum) in
 // sixteen lanes.
 struct TopK {
@@ -121,6 +129,7 @@ struct QuantizedAttention {
 struct RowKernels {
     void (*quantize_rows)(const Rows &rows, int64_t stride, const QParams &, int64_t n);
     void (*layer_norm)(const LayerNorm &, const float *x, int64_t x_stride, const Rows &out, int64_t n);
+    void (*layer_norm_bytes)(const LayerNorm &, const float *x, int64_t x_stride, const ByteRows &out, int64_t n);  // with a bias
     // y = (sum_k x_k weight_k) scale + bias, summed in order; of the epilogue ReLU and residual are used.
     void (*float_linear)(const FloatLinear &, const RowEpilogue &, const float *x, int64_t x_stride, int64_t n, float *out, int64_t out_stride);
     // To the nearest, ties to even, clipped to the largest float16; count: whole sixteens.

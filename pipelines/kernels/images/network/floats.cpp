@@ -58,7 +58,7 @@ std::vector<float> padded_rows(const float *x, int64_t rows, int64_t columns, in
     return of;
 }
 
-void Network::float_step(const std::vector<Operand> &xs, const Operand &to, FloatRow of) {
+void Network::float_step(const std::vector<Operand> &xs, const Operand &to, FloatRow of, ByteRow quantized) {
     const int64_t out = to.tensor, height = written(to).height, width = layout(out).width;
     std::vector<int64_t> reads;
     for (const Operand &x : xs) {
@@ -77,7 +77,8 @@ void Network::float_step(const std::vector<Operand> &xs, const Operand &to, Floa
             flows &= repeats(x) || layout(x.tensor).row() == width * layout(x.tensor).pitch;
             widest = std::max(widest, round_up(layout(x.tensor).channels, 16));
         }
-        const int64_t channels = layout(out).channels, line = flows ? (end - begin) * width : width, most = std::clamp<int64_t>(kFloats / widest, 1, line);
+        const int64_t channels = layout(out).channels, line = flows ? (end - begin) * width : width;
+        const int64_t eights = kFloats / widest / 8, most = std::min(eights ? 8 * eights : 4, line);  // which functions take together
         Buffer<float> results(to.floats() ? 0 : most * round_up(channels, 16));
         for (size_t i = 0; i < xs.size(); ++i) {
             const Tensor &from = layout(xs[i].tensor);
@@ -105,9 +106,10 @@ void Network::float_step(const std::vector<Operand> &xs, const Operand &to, Floa
             }
             uint8_t *bytes = s.pixel(layout(out), y, column);
             float *floats = to.floats() ? reinterpret_cast<float *>(bytes) : results.data();
-            of(values.data(), n, floats, first);
+            if (quantized && !to.floats()) quantized(values.data(), n, bytes);
+            else of(values.data(), n, floats, first);
             if (to.floats()) clear_tails(floats, channels, n);
-            else isa_.images->quantize_floats(floats, 1 / to.scale, to.zero, n * round_up(channels, 16), bytes);
+            else if (!quantized) isa_.images->quantize_floats(floats, 1 / to.scale, to.zero, n * round_up(channels, 16), bytes);
             first += n;
         }
     });
@@ -125,6 +127,7 @@ void Network::float_copy(Operand x, Operand out) {
 void Network::float_sum(Operand a, Operand b, Operand out) {
     for (const Operand &x : {a, b})
         require(read(x).channels == written(out).channels, "a sum");
+    if (a.floats() && out.floats() && pixels_in(a.tensor) == pixels_in(out.tensor)) tensors_[static_cast<size_t>(out.tensor)].over = a.tensor;
     const int64_t pixel = round_up(layout(out.tensor).channels, 16);
     float_step({a, b}, out, [=](const float *const *xs, int64_t n, float *to, int64_t) { isa_.images->add_floats(xs[0], xs[1], n * pixel, to); });
 }
@@ -207,8 +210,11 @@ void Network::layer_norm(Operand x, Operand out, const float *gain, const float 
     require(epsilon >= 0, "a norm");
     const std::vector<float> gains = padded_rows(gain, 1, channels, kColumns), biases = bias ? padded_rows(bias, 1, channels, kColumns) : std::vector<float>{};
     const int64_t pixel = round_up(channels, 16);
-    float_step({x}, out, [=](const float *const *xs, int64_t n, float *to, int64_t) {
-        isa_.rows->layer_norm({channels, gains.data(), biases.empty() ? nullptr : biases.data(), epsilon, {}}, xs[0], pixel, {to, nullptr, nullptr, pixel}, n);
+    const auto norm = [=] { return LayerNorm{channels, gains.data(), biases.empty() ? nullptr : biases.data(), epsilon, {}}; };
+    const auto of = [=](const float *const *xs, int64_t n, float *to, int64_t) { isa_.rows->layer_norm(norm(), xs[0], pixel, {to, nullptr, nullptr, pixel}, n); };
+    if (biases.empty()) return float_step({x}, out, of);
+    float_step({x}, out, of, [=](const float *const *xs, int64_t n, uint8_t *to) {
+        isa_.rows->layer_norm_bytes(norm(), xs[0], pixel, {to, pixel, 1 / out.scale, out.zero}, n);
     });
 }
 

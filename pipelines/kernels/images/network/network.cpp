@@ -201,6 +201,7 @@ void Network::convolution(int64_t x, int64_t out, const ConvolutionShape &shape,
         require(out >= 0 && layout(out).floats() && layout(checked(residual, true, true)).height == height, "a sum");
         require(layout(residual).width == width && layout(residual).channels == c.outputs, "a sum");
         reads.push_back(residual);
+        tensors_[static_cast<size_t>(out)].over = residual;
     }
     if (c.depthwise() && !real) {
         step(out, reads, height, [=](const Sample &s, int64_t begin, int64_t end) {

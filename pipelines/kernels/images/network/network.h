@@ -172,6 +172,7 @@ class Network {
         int64_t first = -1, last = -1;  // steps that write and last read it
         bool local = false;             // its memory is in the scratch memory, not in the sample's arena
         int64_t offset = 0;                 // of its memory there
+        int64_t over = -1;                  // a tensor in whose memory it may be written, pixel by pixel
         bool floats() const { return pitch == 4 * round_up(channels, 16); }
         int64_t row() const { return (width + borders[1] + borders[3]) * pitch; }
         int64_t origin() const { return offset + borders[0] * row() + borders[1] * pitch; }
@@ -205,8 +206,10 @@ class Network {
     void pool(int64_t x, int64_t out, Pair kernel, Pair strides, Sides pads,
               std::function<void(const Window &, int64_t taps, uint8_t *out, int64_t channels)> of);
     // xs: `pixels` of each operand, from pixel `first` on, out: as many
+    // quantized: null, or the same to a tensor of bytes
     using FloatRow = std::function<void(const float *const *xs, int64_t pixels, float *out, int64_t first)>;
-    void float_step(const std::vector<Operand> &xs, const Operand &out, FloatRow of);
+    using ByteRow = std::function<void(const float *const *xs, int64_t pixels, uint8_t *out)>;
+    void float_step(const std::vector<Operand> &xs, const Operand &out, FloatRow of, ByteRow quantized = nullptr);
     template <class Add, class Finish>
     void reduce_pixels(Operand x, Operand out, Add add, Finish finish);
     void find_local();

@@ -57,14 +57,23 @@ void Network::finish(int64_t results) {
     finished_ = true, results_ = results;
     for (const Tensor &t : tensors_) require(t.first >= 0, "a tensor that no step writes");
     find_local();
+    for (Tensor &t : tensors_)
+        if (t.over >= 0 && (layout(t.over).last != t.first || layout(t.over).borders != t.borders || layout(t.over).local != t.local)) t.over = -1;
     block_rows();
     for (size_t i = 0; i < tensors_.size(); ++i) {  // at the lowest address that is free from its first to its last step
         Tensor &t = tensors_[i];
         std::vector<std::pair<int64_t, int64_t>> taken;
         for (size_t j = 0; j < i; ++j)
-            if (tensors_[j].local == t.local && tensors_[j].first <= t.last && t.first <= tensors_[j].last)
+            if (static_cast<int64_t>(j) != t.over && tensors_[j].local == t.local && tensors_[j].first <= t.last && t.first <= tensors_[j].last)
                 taken.emplace_back(tensors_[j].offset, tensors_[j].offset + tensors_[j].bytes());
         std::sort(taken.begin(), taken.end());
+        if (t.over >= 0) {
+            t.offset = layout(t.over).offset;
+            const auto overlaps = [&](const auto &other) { return other.first < t.offset + t.bytes() && t.offset < other.second; };
+            if (std::none_of(taken.begin(), taken.end(), overlaps)) continue;
+            taken.emplace_back(t.offset, t.offset + t.bytes());
+            std::sort(taken.begin(), taken.end());
+        }
         t.offset = 0;
         for (const auto &[begin, end] : taken)
             if (begin < t.offset + t.bytes()) t.offset = std::max(t.offset, end);

@@ -2,6 +2,7 @@
 // images/steps/floats.py defines them.
 #pragma once
 #include "isa/isa.h"
+#include "isa/vectors/bytes.h"
 #include "isa/vectors/lanes.h"
 #include "isa/vectors/unroll.h"
 
@@ -12,21 +13,11 @@ void dequantize_bytes(const uint8_t *x, float scale, int32_t zero, int64_t n, fl
     for (int64_t i = 0; i < n; ++i) out[i] = static_cast<float>(x[i] - zero) * scale;
 }
 
-using ByteVec = Vector<uint8_t, kVecLanes>::type;
-
 inline Vec load_bytes(const uint8_t *address) {
     ByteVec bytes;
     std::memcpy(&bytes, address, sizeof bytes);
     const auto words = __builtin_convertvector(bytes, Vector<uint16_t, kVecLanes>::type);  // gcc 12 widens by one step at a time
     return __builtin_convertvector(__builtin_convertvector(words, IntVec), Vec);
-}
-
-// Stores clip(rint(x), low, high) + zero.
-inline void store_bytes(uint8_t *address, Vec x, float low, float high, int32_t zero) {
-    x = at_most(at_least(x, low), high);
-    const IntVec codes = reinterpret_cast<IntVec>(x + kRoundToInt) + (zero - 0x4B400000);  // the bits of kRoundToInt
-    const auto bytes = __builtin_convertvector(codes, ByteVec);
-    std::memcpy(address, &bytes, sizeof bytes);
 }
 
 // Bounded: by a Relu or Clip. Products of two bytes are exact in float32.
@@ -55,28 +46,28 @@ inline void multiply_pixels(const ByteProduct &p, const PixelRow<const uint8_t> 
 
 // clip(rint(scaled(x)) + zero, 0, 255), NaN as 0
 template <class Scaled>
-inline void quantize_vectors(const float *x, int32_t zero, int64_t n, uint8_t *out, Scaled scaled) {
-    const float low = static_cast<float>(-zero), high = static_cast<float>(255 - zero);
-    const auto bytes = [&](const float *from, uint8_t *to) {
-        const Vec value = scaled(load_float<Vec>(from));
-        store_bytes(to, value == value ? value : Vec{}, low, high, zero);
-    };
-    const int64_t whole = n / kVecLanes * kVecLanes;
-    for (int64_t i = 0; i < whole; i += kVecLanes) bytes(x + i, out + i);
-    if (whole == n) return;
+inline void quantize_vectors(const float *x, int64_t n, uint8_t *out, const ByteStore &bytes, Scaled scaled) {
+    int64_t i = 0;
+    for (; i + 4 * kVecLanes <= n; i += 4 * kVecLanes) {
+        Vec four[4];
+        unroll<4>([&](auto v) ZOO_INLINE { four[v.value] = scaled(load_float<Vec>(x + i + v.value * kVecLanes)); });
+        bytes.store(out + i, four);
+    }
+    for (; i + kVecLanes <= n; i += kVecLanes) bytes.store(out + i, scaled(load_float<Vec>(x + i)));
+    if (i == n) return;
     float tail[kVecLanes] = {};
     uint8_t tail_bytes[kVecLanes];
-    std::memcpy(tail, x + whole, static_cast<size_t>(n - whole) * sizeof(float));
-    bytes(tail, tail_bytes);
-    std::memcpy(out + whole, tail_bytes, static_cast<size_t>(n - whole));
+    std::memcpy(tail, x + i, static_cast<size_t>(n - i) * sizeof(float));
+    bytes.store(tail_bytes, scaled(load_float<Vec>(tail)));
+    std::memcpy(out + i, tail_bytes, static_cast<size_t>(n - i));
 }
 
 void quantize_bytes(const float *x, float scale, int32_t zero, int64_t n, uint8_t *out) {
-    quantize_vectors(x, zero, n, out, [=](Vec value) { return value / scale; });
+    quantize_vectors(x, n, out, ByteStore(zero), [=](Vec value) ZOO_INLINE { return value / scale; });
 }
 
 void quantize_floats(const float *x, float factor, int32_t zero, int64_t n, uint8_t *out) {
-    quantize_vectors(x, zero, n, out, [=](Vec value) { return value * factor; });
+    quantize_vectors(x, n, out, ByteStore(zero), [=](Vec value) ZOO_INLINE { return value * factor; });
 }
 
 void add_floats(const float *a, const float *b, int64_t n, float *out) {

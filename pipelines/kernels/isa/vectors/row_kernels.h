@@ -2,8 +2,10 @@
 // instruction set (see lanes.h); transformer/operations/ defines what they compute. Rows are padded with zeros to whole cache lines.
 #pragma once
 #include <cmath>
+#include <type_traits>
 
 #include "isa/isa.h"
+#include "isa/vectors/bytes.h"
 #include "isa/vectors/lanes.h"
 #include "isa/vectors/quantized_attention.h"
 #include "isa/vectors/unroll.h"
@@ -78,9 +80,9 @@ void rms_norm(const LayerNorm &norm, const float *x, int64_t x_stride, const Row
     }
 }
 
-// `Count` rows at a time, which wait for their sums together.
-template <int Count>
-inline void layer_norm_rows(const LayerNorm &norm, const float *x, int64_t x_stride, float *y, int64_t y_stride, int64_t stride) {
+// `Count` rows at a time, which wait for their sums together. store(row, j, vectors): kWide x 16 results from column j on.
+template <int Count, class Store>
+inline void layer_norm_rows(const LayerNorm &norm, const float *x, int64_t x_stride, int64_t stride, Store store) {
     const int64_t width = norm.width, whole = width / kLanes * kLanes;
     const float count = static_cast<float>(width);
     float tail[kLanes];  // 1 for the columns of the last sixteen, 0 for what pads them
@@ -103,12 +105,20 @@ inline void layer_norm_rows(const LayerNorm &norm, const float *x, int64_t x_str
         });
     rows([&](auto r) ZOO_INLINE { sums[r.value] = broadcast<Vec16>(1.0f / std::sqrt(reduce_add(sums[r.value]) / count + norm.epsilon)); });
     const float *const scales = norm.scale, *const biases = norm.bias;  // not read again behind stores of floats, which may change anything
-    for (int64_t j = 0; j < stride; j += kLanes) {
-        const Vec16 scale = load_float<Vec16>(scales + j), bias = load_float<Vec16>(biases + j);
+    const auto columns = [&](auto wide, int64_t j) ZOO_INLINE {
+        constexpr int kWide = decltype(wide)::value;
         rows([&](auto r) ZOO_INLINE {
-            store_float(y + r.value * y_stride + j, ((load_float<Vec16>(x + r.value * x_stride + j) - mean[r.value]) * sums[r.value]) * scale + bias);
+            Vec16 y[kWide];
+            unroll<kWide>([&](auto v) ZOO_INLINE {
+                const int64_t k = j + v.value * kLanes;
+                y[v.value] = ((load_float<Vec16>(x + r.value * x_stride + k) - mean[r.value]) * sums[r.value]) * load_float<Vec16>(scales + k) + load_float<Vec16>(biases + k);
+            });
+            store(r.value, j, y);
         });
-    }
+    };
+    int64_t j = 0;
+    for (; j + 4 * kLanes <= stride; j += 4 * kLanes) columns(Index<4>{}, j);
+    for (; j < stride; j += kLanes) columns(Index<1>{}, j);
 }
 
 void layer_norm(const LayerNorm &norm, const float *x, int64_t x_stride, const Rows &out, int64_t n) {
@@ -119,12 +129,39 @@ void layer_norm(const LayerNorm &norm, const float *x, int64_t x_stride, const R
     for (int64_t r = 0; r < n; r += kRows, x += kRows * x_stride) {
         float *y = out.values ? out.values + r * out.stride : spare;
         const int64_t count = n - r < kRows ? n - r : kRows;
-        if (count == kRows) layer_norm_rows<kRows>(norm, x, x_stride, y, y_stride, stride);
+        const auto normalize = [&](auto rows, int64_t first) {
+            layer_norm_rows<decltype(rows)::value>(norm, x + first * x_stride, x_stride, stride, [&](int64_t row, int64_t j, const auto &values) ZOO_INLINE {
+                float *to = y + (first + row) * y_stride + j;
+                for (const Vec16 &value : values) store_float(to, value), to += kLanes;
+            });
+        };
+        if (count == kRows) normalize(Index<kRows>{}, 0);
         for (int64_t i = 0; i < count; ++i) {
-            if (count < kRows) layer_norm_rows<1>(norm, x + i * x_stride, x_stride, y + i * y_stride, y_stride, stride);
+            if (count < kRows) normalize(Index<1>{}, i);
             if (out.quantized) quantize_row(y + i * y_stride, stride, norm.qparams, out.quantized + (r + i) * out.stride, out.scale + r + i);
         }
     }
+}
+
+void layer_norm_bytes(const LayerNorm &norm, const float *x, int64_t x_stride, const ByteRows &out, int64_t n) {
+    const ByteStore bytes(out.zero);
+    const float factor = out.factor;
+    const auto normalize = [&](auto rows, int64_t first) {
+        layer_norm_rows<decltype(rows)::value>(norm, x + first * x_stride, x_stride, out.stride, [&](int64_t row, int64_t j, const auto &values) ZOO_INLINE {
+            uint8_t *to = out.data + (first + row) * out.stride + j;
+            if constexpr (kVecLanes == kLanes && std::extent_v<std::remove_reference_t<decltype(values)>> == 4) {
+                const Vec scaled[] = {values[0] * factor, values[1] * factor, values[2] * factor, values[3] * factor};
+                bytes.store(to, scaled);
+            } else {
+                for (const Vec16 &value : values) each_vector(value * factor, 0, [&](int64_t lane, Vec scaled) ZOO_INLINE { bytes.store(to + lane, scaled); }), to += kLanes;
+            }
+        });
+    };
+    int64_t r = 0;
+    if constexpr (kVecLanes == 16)  // with enough registers for the sums of eight rows
+        for (; r + 8 <= n; r += 8) normalize(Index<8>{}, r);
+    for (; r + 4 <= n; r += 4) normalize(Index<4>{}, r);
+    for (; r < n; ++r) normalize(Index<1>{}, r);
 }
 
 void to_float16(const float *x, int64_t count, Float16 *out) {
@@ -416,6 +453,7 @@ void activate_gate(Activation kind, const float *gate, const float *up, int64_t 
 constexpr RowKernels kRowKernels = {
     .quantize_rows = quantize_rows,
     .layer_norm = layer_norm,
+    .layer_norm_bytes = layer_norm_bytes,
     .float_linear = float_linear,
     .to_float16 = to_float16,
     .self_attention = self_attention,

@@ -104,6 +104,32 @@ def test_rows_pass_through_layers_in_blocks() -> None:
     same_bits(made, rng.integers(0, 256, (2, *shape, x), dtype=np.uint8))
 
 
+def test_sums_lie_over_summands_that_are_not_read_again() -> None:
+    """A summand that is read again stays; the sum that reads it last may take its memory."""
+    rng, x = np.random.default_rng(0), 40
+    layer = lambda out: Convolution(  # noqa: E731
+        0,
+        out,
+        rng.integers(-128, 128, (x, 1, 1, x)).astype(np.int8),
+        np.zeros(x, np.int32),
+        np.full(x, 1e-4, np.float32),
+        floats=True,
+        residual=1,
+    )
+    steps = [
+        Pixels(0, last=True),
+        FloatCopy(Operand(0, 0.02, 120), Operand(1)),
+        layer(2),
+        layer(3),
+        FloatSum(Operand(2), Operand(3), Operand(4)),
+        FloatSum(Operand(3), Operand(4), Operand(5)),
+        FloatSum(Operand(5), Operand(4), Operand(6, 0.05, 120)),
+        Dequantize(6, 1, 0),
+    ]
+    made = program((5, 6, x), [(5, 6, x)] * 7, steps, 5 * 6 * x, floats=frozenset({1, 2, 3, 4, 5}))
+    same_bits(made, rng.integers(0, 256, (2, 5, 6, x), dtype=np.uint8))
+
+
 @pytest.mark.parametrize("kind", ["gelu", "gelu_tanh", "swish"])
 @pytest.mark.parametrize("scale", [0.003, 0.0124, 0.03, 0.4])
 def test_activations_of_sums_are_within_a_rounding_of_the_exact_ones(kind: str, scale: float) -> None:

@@ -36,17 +36,17 @@ pytestmark = pytest.mark.skipif(not extension.isas(), reason=f"no native kernels
 
 
 @pytest.mark.parametrize("biased", [0, 1, 4])
-@pytest.mark.parametrize("size", [5, 16])
-def test_attention_in_windows(biased: int, size: int) -> None:
+@pytest.mark.parametrize(("size", "tokens"), [(5, 10), (16, 10), (40, 37), (64, 83)])
+def test_attention_in_windows(biased: int, size: int, tokens: int) -> None:
     """Heads of any size, a bias of each pair or none, bytes and floats written, in windows whose pixels are gathered."""
     rng = np.random.default_rng(size + biased)
-    heads, windows, tokens = 3, 4, 10
-    wide, bytes_in = heads * 3 * 16, Operand(0, 0.02, 120)
+    heads, windows = 3, 4
+    wide, bytes_in = heads * 3 * -(-size // 16) * 16, Operand(0, 0.02, 120)
     bias = rng.normal(0, 1, (biased, heads, tokens, tokens)).astype(np.float32) if biased else None
     if biased == 4:
         bias[2] = bias[0]  # windows that are alike
-    places = rng.permutation(5 * 8).reshape(windows, tokens)
-    back = np.append(rng.permutation(5 * 8)[:20], -1)[:, None]
+    places = rng.permutation(windows * tokens).reshape(windows, tokens)
+    back = np.append(rng.permutation(windows * tokens)[:20], -1)[:, None]
     steps: list[Any] = [
         Pixels(0, last=True),
         Gathering(bytes_in, Operand(1, 0.02, 120), places),
@@ -58,9 +58,9 @@ def test_attention_in_windows(biased: int, size: int) -> None:
         Dequantize(6, 0.25, 3),
     ]
     narrow = (windows, tokens, heads * size)
-    tensors = [(5, 8, wide), (windows, tokens, wide), (windows, tokens, wide), *[narrow] * 3, (21, 1, heads * size)]
-    made = program((5, 8, wide), tensors, steps, 21 * heads * size, floats=frozenset({2, 4, 5}))
-    same_bits(made, rng.integers(0, 256, (2, 5, 8, wide), dtype=np.uint8))
+    tensors = [(windows, tokens, wide)] * 3 + [narrow] * 3 + [(21, 1, heads * size)]
+    made = program((windows, tokens, wide), tensors, steps, 21 * heads * size, floats=frozenset({2, 4, 5}))
+    same_bits(made, rng.integers(0, 256, (2, windows, tokens, wide), dtype=np.uint8))
 
 
 @pytest.mark.parametrize("groups", [1, 6])
