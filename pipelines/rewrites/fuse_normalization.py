@@ -231,8 +231,10 @@ def _computed(model: ir.Model, x: ir.Value, last: ir.Node, rows: Array, axis: in
         return None
     values = np.moveaxis(rows.astype(np.float32).reshape(-1, *between, rows.shape[1]), -1, axis)
     part = edit.extract(model, [str(x.name)], [str(last.outputs[0].name)])
-    source, result = part.graph.inputs[0], part.graph.outputs[0]
-    source.type, source.shape, result.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape(values.shape), None
+    source = part.graph.inputs[0]
+    source.type, source.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape(values.shape)
+    for value in (value for node in part.graph for value in node.outputs):
+        value.shape = None
     try:
         opened = reference_session.session(
             part, "recognizing a normalization needs", reference_session.options(quick=True)

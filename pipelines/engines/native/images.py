@@ -25,7 +25,7 @@ from pipelines.core.errors import RequestError, ZooError, one_line
 from pipelines.engines.agreement import WrongResultsError
 from pipelines.engines.contexts import Asynchronous
 from pipelines.engines.native import prepared
-from pipelines.engines.native.prepared import CLASSES, SUFFIX, Program
+from pipelines.engines.native.prepared import CLASSES, SUFFIX, PreparedProgram, Program
 from pipelines.engines.native.validation import EXACT, NativeModel, Run, textured, validate
 from pipelines.engines.onnxruntime import OnnxRuntimeSession
 from pipelines.engines.quickest import Option
@@ -34,13 +34,13 @@ from pipelines.kernels import extension, program_file
 from pipelines.kernels.arrays import contiguous
 from pipelines.kernels.images.native import PackedProgram, pack
 from pipelines.kernels.images.parts.program import Part, Partition
-from pipelines.kernels.images.program import SELECTION, ImageProgram, ValuePart
+from pipelines.kernels.images.program import ImageProgram, split_values
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
 # Version of the files of `store`: bump it when `from_graph`, the packed weights or the native object's methods change.
-VERSION = 61
+VERSION = 62
 SIZES = 8  # of images with a program of their own
 CHECKED = (1, 2)  # samples that are compared with ONNX Runtime
 REPEATED = 9  # samples that are compared with one alone: more than 8 do not pass through layers of many weights at once
@@ -99,6 +99,8 @@ def packed(path: Path, sizes: Sequence[int] = ()) -> Program:
 def prepare(path: Path, batch: Batch) -> Path | None:
     """Writes the packed program of an ONNX file beside it, see `prepared`, if its results agree with ONNX Runtime's.
 
+    Where the sizes of the input are free, the program is for those of the example.
+
     Args:
         path: ONNX file.
         batch: Example batch.
@@ -109,12 +111,21 @@ def prepare(path: Path, batch: Batch) -> Path | None:
     if not extension.isas():
         return None
     try:
-        if validate(_native_model(path, 1), textured(batch)):
-            return prepared.save(path, packed(path), VERSION)
+        sizes = _sizes(batch) if _is_free(path) else ()
+        if validate(_native_model(path, 1, sizes), textured(batch)):
+            return prepared.save(path, packed(path, sizes), VERSION, sizes)
     except ZooError as error:
         logger.info("no program is prepared for %s: %s", path, error)
     prepared.path_of(path).unlink(missing_ok=True)
     return None
+
+
+def _is_free(path: Path) -> bool:
+    try:
+        packed(path)
+    except FreeSizesError:
+        return True
+    return False
 
 
 def _native_model(path: Path, threads: int, sizes: Sequence[int] = ()) -> NativeModel:
@@ -255,7 +266,7 @@ class ImageSession(_NetworkSession):
         x = batch[program.input]
         results: NDArray[Any] = self._network(contiguous(x), self.threads)
         if program.parts:
-            values = _split(results, program.parts)
+            values = split_values(results, program.parts)
             if self._remainder is not None:
                 values |= self._remainder.run({name: values[name] for name in self._remainder.inputs})
             return {name: values[name] for name in program.outputs}
@@ -274,7 +285,7 @@ class ImageSession(_NetworkSession):
         steps = _steps(self._program)
         if self._remainder is not None:
             parts, count = self._program.parts, len(batch[self._program.input])
-            values = _split(np.zeros((count, sum(math.prod(shape) for _, shape, _ in parts)), np.float32), parts)
+            values = split_values(np.zeros((count, sum(math.prod(shape) for _, shape, _ in parts)), np.float32), parts)
             steps += self._remainder.executed({name: values[name] for name in self._remainder.inputs})
         return steps
 
@@ -314,7 +325,7 @@ class PartsSession(_NetworkSession):
         arrays = [fed[name] for name, _ in program.inputs] or [fed[program.input]]
         flat = [array.reshape(len(array), -1) for array in arrays]
         x = arrays[0] if len(arrays) == 1 else np.concatenate(flat, axis=1)
-        return _split(opened(contiguous(x), self.threads), program.parts)
+        return split_values(opened(contiguous(x), self.threads), program.parts)
 
     def executed(self, batch: Batch) -> list[Executed]:
         """Lists the steps and operators that run, see `Session.executed`."""
@@ -334,26 +345,6 @@ def _steps(program: PackedProgram, first: int = 0) -> list[Executed]:
     return [Executed(f"{i}", f"{step} {program.isa}", "u8") for i, step in enumerate(steps, first)]
 
 
-def _split(results: NDArray[np.float32], parts: Sequence[ValuePart]) -> dict[str, NDArray[Any]]:
-    """The values of results [n, ...], by name."""
-    ends = np.cumsum([math.prod(shape) for _, shape, _ in parts]).tolist()
-    pieces = np.split(results, ends[:-1], axis=1)
-    return {
-        name: _converted(contiguous(piece).reshape(len(results), *shape), kind)
-        for (name, shape, kind), piece in zip(parts, pieces, strict=True)
-    }
-
-
-def _converted(array: NDArray[np.float32], kind: str) -> NDArray[Any]:
-    """A value as the graph has it; of a selection the rows of all samples, with the number of the sample first."""
-    if kind != SELECTION:
-        return array.astype(kind, copy=False)
-    rows = [sample[1 : 1 + int(sample[0, 0])].astype(np.int64) for sample in array]
-    for number, own in enumerate(rows):
-        own[:, 0] = number
-    return np.concatenate([np.zeros((0, 3), np.int64), *rows])
-
-
 class FreeSizeSession(Asynchronous):
     """An image network of free height and width, or length: a session for each of the first `SIZES` sizes of images.
 
@@ -362,13 +353,17 @@ class FreeSizeSession(Asynchronous):
     Args:
         path: ONNX file.
         threads: Intra-op threads.
+        program: The prepared program of one size, if there is any.
     """
 
     engine = "native"
 
-    def __init__(self, path: Path, threads: int) -> None:
+    def __init__(self, path: Path, threads: int, program: PreparedProgram | None = None) -> None:
         self.path, self.threads = path, threads
         self._sessions: dict[tuple[int, ...], ImageSession | PartsSession | OnnxRuntimeSession] = {}
+        if program is not None:
+            own = opened(path, threads, program.sizes, validate=False, program=program.program)
+            self._sessions[tuple(program.sizes)] = own
         self._stock: OnnxRuntimeSession | None = None
         self._lock = threading.Lock()  # one thread opens
 
@@ -459,8 +454,10 @@ def options(path: Path, threads: int) -> dict[str, Option]:
     Raises:
         RequestError: The kernels are missing, or the graph cannot be mapped.
     """
-    if (program := prepared.load(path, VERSION)) is not None:
-        return {"native": Option(functools.partial(opened, path, threads, validate=False, program=program), 0)}
+    if (own := prepared.load(path, VERSION)) is not None:
+        if own.sizes:
+            return {"native": Option(functools.partial(FreeSizeSession, path, threads, own), 0)}
+        return {"native": Option(functools.partial(opened, path, threads, validate=False, program=own.program), 0)}
     try:
         program = packed(path)
     except FreeSizesError:

@@ -8,6 +8,7 @@ file, version or instruction set is not used; copies of a file keep theirs.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,11 +34,13 @@ class PreparedProgram:
         origin: Identity of its ONNX file, see `files.identity`, as pairs.
         validation: Version of the validation.
         program: The program.
+        sizes: Sizes of the input that the program is for, if they are free in the file, see `images.packed`.
     """
 
     origin: tuple[tuple[str, Any], ...]
     validation: int
     program: Program
+    sizes: tuple[int, ...]
 
 
 CLASSES = {cls.__name__: cls for cls in (PackedProgram, Part, Partition, PreparedProgram)}
@@ -52,7 +55,7 @@ def path_of(path: Path) -> Path:
     return path.with_name(f"{path.stem}.{extension.isas()[0]}{SUFFIX}")
 
 
-def load(path: Path, version: int) -> Program | None:
+def load(path: Path, version: int) -> PreparedProgram | None:
     """Reads the prepared program of an ONNX file; None if there is none for the file as it is now.
 
     Args:
@@ -65,27 +68,28 @@ def load(path: Path, version: int) -> Program | None:
     if not (extension.isas() and path_of(path).is_file()):
         return None
     try:
-        (prepared,) = program_file.load(path_of(path), CLASSES, version)
-        if prepared.validation == validation.VERSION and files.same(path, dict(prepared.origin)):
-            program: Program = prepared.program
-            return program
+        own: PreparedProgram
+        (own,) = program_file.load(path_of(path), CLASSES, version)
+        if own.validation == validation.VERSION and files.same(path, dict(own.origin)):
+            return own
         logger.info("%s belongs to another file; it is not used", path_of(path))
     except (RequestError, AttributeError, KeyError, TypeError, ValueError) as error:
         logger.info("the prepared program of %s is not used: %s", path, error)
     return None
 
 
-def save(path: Path, program: Program, version: int) -> Path:
+def save(path: Path, program: Program, version: int, sizes: Sequence[int] = ()) -> Path:
     """Writes the prepared program of an ONNX file beside it.
 
     Args:
         path: ONNX file.
         program: Its packed program, whose results were validated.
         version: Version of packed programs.
+        sizes: See `PreparedProgram`.
 
     Returns:
         Path of the program.
     """
-    prepared = PreparedProgram(tuple(files.identity(path).items()), validation.VERSION, program)
-    program_file.save(path_of(path), (prepared,), CLASSES, version)
+    own = PreparedProgram(tuple(files.identity(path).items()), validation.VERSION, program, tuple(sizes))
+    program_file.save(path_of(path), (own,), CLASSES, version)
     return path_of(path)

@@ -12,11 +12,16 @@ one value each.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
+from pipelines.kernels.arrays import contiguous
 from pipelines.kernels.images.steps import LARGEST, Convolution, Dequantize, GlobalAverage, Pixels, Shape, Step
 from pipelines.kernels.images.steps.base import fits
 
@@ -124,3 +129,28 @@ class ImageProgram:
             )
         written.add(tensor)
         return self.tensors[tensor]
+
+
+def split_values(results: NDArray[np.float32], parts: Sequence[ValuePart]) -> dict[str, NDArray[Any]]:
+    """Returns the values of results, by name.
+
+    Args:
+        results: Results of native steps [n, ...].
+        parts: The values, in order.
+    """
+    ends = np.cumsum([math.prod(shape) for _, shape, _ in parts]).tolist()
+    pieces = np.split(results, ends[:-1], axis=1)
+    return {
+        name: _converted(contiguous(piece).reshape(len(results), *shape), kind)
+        for (name, shape, kind), piece in zip(parts, pieces, strict=True)
+    }
+
+
+def _converted(array: NDArray[np.float32], kind: str) -> NDArray[Any]:
+    """A value as the graph has it; of a selection the rows of all samples, with the number of the sample first."""
+    if kind != SELECTION:
+        return array.astype(kind, copy=False)
+    rows = [sample[1 : 1 + int(sample[0, 0])].astype(np.int64) for sample in array]
+    for number, own in enumerate(rows):
+        own[:, 0] = number
+    return np.concatenate([np.zeros((0, 3), np.int64), *rows])

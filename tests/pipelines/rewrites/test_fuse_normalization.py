@@ -19,10 +19,10 @@ def constants(normal, *shape):
     return {"two": np.float32(2), "eps": np.float32(1e-5), "g": normal(*shape), "b": normal(*shape)}
 
 
-@pytest.mark.parametrize("opset", [13, 17])
+@pytest.mark.parametrize(("opset", "sizes"), [(13, "n,t"), (17, "2,5")])
 @pytest.mark.parametrize("text", [TORCH + AFFINE, SQUARE + AFFINE, MOMENTS + AFFINE, KERAS, TORCH + " y = Mul(n, g)"])
-def test_layer_normalizations_in_all_forms(normal, text, opset):
-    net = model(f"(float[n,t,16] x) => (float[n,t,16] y) {{ {text} }}", opset, **constants(normal, 16))
+def test_layer_normalizations_in_all_forms(normal, text, opset, sizes):
+    net = model(f"(float[{sizes},16] x) => (float[{sizes},16] y) {{ {text} }}", opset, **constants(normal, 16))
     rewritten(net, FuseNormalization(), x=normal(2, 5, 16))
     assert ops(net) == ["LayerNormalization"]
     assert net.opset_imports[""] == 17

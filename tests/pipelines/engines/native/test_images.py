@@ -61,7 +61,7 @@ def test_a_prepared_program_is_used_for_its_file_and_version_alone(
     made = images.prepare(path, batch)
     assert made == tmp_path / f"int8.{extension.isas()[0]}.zoo"
     content, read = made.read_bytes(), functools.partial(prepared.load, path, images.VERSION)
-    assert isinstance(read(), PackedProgram) and prepared.load(path, images.VERSION + 1) is None
+    assert isinstance(read().program, PackedProgram) and prepared.load(path, images.VERSION + 1) is None
     os.utime(path, (0, 0))  # a copy
     assert read() is not None
     for damaged in (content[: len(content) // 2], content[:4], content.replace(b"origin", b"absent")):
@@ -168,6 +168,21 @@ def test_a_network_of_free_sizes_that_no_nominal_size_fits_has_parts(tmp_path: P
     np.testing.assert_allclose(output, results(path, image), rtol=1e-6)
     types = [operator.type for operator in session.executed({"image": image})]
     assert any("convolution" in kind for kind in types) and "LRN" in types
+
+
+def test_the_prepared_program_of_a_network_of_free_sizes_is_for_those_of_the_example(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, rng = _free(tmp_path / "m.onnx", remainder=True)
+    batches = [{"image": rng.normal(0, 1, (2, 3, *sizes)).astype(np.float32)} for sizes in ((8, 6), (12, 10))]
+    assert images.prepare(path, batches[0]) == prepared.path_of(path)
+    mapped = []
+    monkeypatch.setenv("ZOO_HOME", str(tmp_path / "other"))
+    monkeypatch.setattr(images, "_mapped", lambda model, map_=images._mapped: mapped.append(model) or map_(model))
+    session = catalog.load(path, "native")
+    for batch, count in zip(batches, (0, 1), strict=True):
+        np.testing.assert_allclose(*session.run(batch).values(), results(path, batch["image"]), rtol=1e-6)
+        assert len(mapped) == count
 
 
 def test_sequences_of_free_length_have_a_program_for_each_length(tmp_path: Path) -> None:
