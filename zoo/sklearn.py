@@ -285,7 +285,9 @@ def _kind(values: Any) -> str:
     """Kind of the values of a column, as of a dtype of numpy; "O" for everything but numbers and truth values."""
     dtype = values.dtype
     if hasattr(dtype, "is_numeric"):  # of polars
-        return "f" if dtype.is_float() else "i" if dtype.is_numeric() else "b" if str(dtype) == "Boolean" else "O"
+        if dtype.is_numeric():
+            return "f" if dtype.is_float() else "i"
+        return "b" if str(dtype) == "Boolean" else "O"
     return dtype.kind if dtype.kind in "fiub" else "O"
 
 

@@ -142,10 +142,10 @@ class TextInputs(LinePipeline[NativeTexts]):
         Raises:
             RequestError: The number of names differs from the texts of a row.
         """
-        names = (
-            [] if not option else [option] if self.TEXTS_PER_ROW == 1 else [name.strip() for name in option.split(",")]
-        )
-        if len(names) not in (0, self.TEXTS_PER_ROW):
+        if not option:
+            return []
+        names = [option] if self.TEXTS_PER_ROW == 1 else [name.strip() for name in option.split(",")]
+        if len(names) != self.TEXTS_PER_ROW:
             raise RequestError(f"found {len(names)} columns in --column {option}; expected two, such as query,text")
         return names
 

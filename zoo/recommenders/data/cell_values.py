@@ -208,12 +208,14 @@ def _canonical(texts: Sequence[str], separator: str) -> list[str | None]:
     lists = [_items(text) if text[0] in "[(" else None for text in texts]
     flat = pa.array(itertools.chain.from_iterable(items for items in lists if items), pa.string())
     made = iter(canonical(flat).to_pylist() if len(flat) else ())  # of all lists in one call
-    return [
-        _canonical_number(text)
-        if items is None
-        else separator.join(item for item in itertools.islice(made, len(items)) if item is not None) or None
-        for text, items in zip(texts, lists, strict=True)
-    ]
+    forms: list[str | None] = []
+    for text, items in zip(texts, lists, strict=True):
+        if items is None:
+            forms.append(_canonical_number(text))
+        else:
+            kept = [item for item in itertools.islice(made, len(items)) if item is not None]
+            forms.append(separator.join(kept) or None)
+    return forms
 
 
 def _canonical_number(text: str) -> str | None:

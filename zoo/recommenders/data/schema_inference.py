@@ -200,12 +200,13 @@ def with_labels(columns: Sequence[Column], labels: Sequence[str]) -> tuple[Colum
         for name in labels
         for column in [named[name]]
     )
-    return tuple(
-        next(made)
-        if column.name in labels
-        else (replace(column, kind="ignored", encoding={}, where="") if column.kind == "label" else column)
-        for column in columns
-    )
+
+    def chosen(column: Column) -> Column:
+        if column.name in labels:
+            return next(made)
+        return replace(column, kind="ignored", encoding={}, where="") if column.kind == "label" else column
+
+    return tuple(map(chosen, columns))
 
 
 def _survey(

@@ -192,6 +192,10 @@ class Rewriter(Writer):
             return self._arithmetic(node, operands)
         return None
 
+    def _input(self, operand: Layout | Array) -> ir.Value:
+        """The value of an operand in the new graph."""
+        return self.written(operand.entries) if isinstance(operand, Layout) else self.weight(operand, "constant")
+
     def _copy(self, node: ir.Node, operands: Sequence[Layout | Array | None]) -> None:
         """Copies the operator, on values of their original shapes."""
         if any(operand is None and value is not None for operand, value in zip(operands, node.inputs, strict=True)):
@@ -203,14 +207,7 @@ class Rewriter(Writer):
 
         def write() -> ir.Node:
             if not made:
-                inputs = [
-                    self.written(known_value.entries)
-                    if isinstance(known_value, Layout)
-                    else None
-                    if known_value is None
-                    else self.weight(known_value, "constant")
-                    for known_value in operands
-                ]
+                inputs = [None if operand is None else self._input(operand) for operand in operands]
                 attributes = list(node.attributes.values())
                 new = ir.Node(node.domain, node.op_type, inputs, attributes, num_outputs=len(node.outputs))
                 new.name = edit.unique(node.op_type, self.taken)

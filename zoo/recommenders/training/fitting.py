@@ -268,14 +268,12 @@ def auc_of_parts(labels: NDArray[Any], probabilities: NDArray[Any], weights: NDA
     for column, scores in columns:
         truth, predicted, counts = known_rows(column, scores, weights)
         parts = np.array_split(np.arange(len(truth)), PARTS)
-        by_label.append(
-            [
-                auc(truth[part], predicted[part], None if counts is None else counts[part].astype(np.float64))
-                if len(set(truth[part])) > 1
-                else np.nan
-                for part in parts
-            ]
-        )
+        values = np.full(len(parts), np.nan)
+        for index, part in enumerate(parts):
+            if len(set(truth[part])) > 1:
+                own = None if counts is None else counts[part].astype(np.float64)
+                values[index] = auc(truth[part], predicted[part], own)
+        by_label.append(values)
     return [float(value) for value in np.mean(by_label, axis=0)]
 
 

@@ -54,9 +54,10 @@ def negotiate(accept: str, media_types: Sequence[str] = TABLE_TYPES) -> str:
 def _quality(accept: str, media_type: str) -> float:
     """Quality value of a media type in an Accept header: that of the most specific range (RFC 9110, 12.5.1)."""
     quality, specificity = 0.0, 0
+    ranges = {"*/*": 1, f"{media_type.split('/')[0]}/*": 2, media_type: 3}
     for part in accept.lower().split(","):
         name, *parameters = (item.strip() for item in part.split(";"))
-        own = 3 if name == media_type else 2 if name == media_type.split("/")[0] + "/*" else 1 if name == "*/*" else 0
+        own = ranges.get(name, 0)
         if own <= specificity:
             continue
         value = next((parameter[2:] for parameter in parameters if parameter.startswith("q=")), "1")

@@ -298,10 +298,10 @@ class VocabularyFolder(Folder):
         """Converts vocab.json and merges.txt of Blenderbot-small, where `@@` ends a piece within a word."""
         special = {name: self._special(f"{name}_token", default) for name, default in WORD_TOKENS.items()}
         kept = {*special.values()}
-        pieces = [
-            piece if piece is None or piece in kept else piece[:-2] if piece.endswith("@@") else f"{piece}{WORD_END}"
-            for piece in self._numbered("vocab.json")
-        ]
+        pieces = self._numbered("vocab.json")
+        for index, piece in enumerate(pieces):
+            if piece is not None and piece not in kept:
+                pieces[index] = piece[:-2] if piece.endswith("@@") else f"{piece}{WORD_END}"
         vocabulary = self._made("tokenizers", pieces, self._word_pairs(pieces, special["unk"], BLENDERBOT))
         vocabulary.end, vocabulary.hidden = special["eos"], vocabulary.hidden | kept
         vocabulary.unknown = pieces.index(special["unk"]) if special["unk"] in pieces else -1

@@ -47,8 +47,8 @@ def _of_file(source: str | Path) -> list[str]:
     if str(source) in LISTS:
         names = _lines(LISTS[str(source)])
         if source == "coco91":
-            remaining = iter(names)
-            names = ["background" if i == 0 else "" if i in UNUSED else next(remaining) for i in range(91)]
+            for index in UNUSED:
+                names.insert(index, "" if index else "background")
         return names
     path = Path(source)
     if path.suffix == ".json":

@@ -71,9 +71,10 @@ def _binary(node: Node, inputs: list[Any], source: Source) -> Any:
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         return array_of(STEPS[behind](a, b))
     if isinstance(a, Flat) or isinstance(b, Flat):
-        both = [side.of if isinstance(side, Flat) else side if np.size(side) == 1 else None for side in (a, b)]
-        alike = all(isinstance(side, Flat) or (isinstance(side, np.ndarray) and side.size == 1) for side in (a, b))
-        return Flat(_binary(node, both, source)) if alike else refuse("it joins [n] and [n, 1], which makes [n, n]")
+        if not all(isinstance(side, Flat) or (isinstance(side, np.ndarray) and side.size == 1) for side in (a, b)):
+            refuse("it joins [n] and [n, 1], which makes [n, n]")
+        both = [side.of if isinstance(side, Flat) else side for side in (a, b)]
+        return Flat(_binary(node, both, source))
     if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
         x, c, step = (as_dense(b), a, before) if isinstance(a, np.ndarray) else (as_dense(a), b, behind)
         require(
