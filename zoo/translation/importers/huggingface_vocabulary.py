@@ -46,6 +46,7 @@ MBART50 = (
 )
 PLBART = {"base": "java python en_XX", "multi": "java python en_XX javascript php ruby go"}
 CODES = {"m2m100": M2M100, "wmt21": "en ha is ja cs ru zh de"}
+SMALL100 = "SMALL100Tokenizer"  # custom code of SMaLL-100, an M2M-100 that reads the target language before a source
 LANGUAGE = re.compile(r"__([a-z]{2,10}|[a-z]{2}_[A-Z]{2})__|>>(.+)<<|([a-z]{2,3}_[A-Z][A-Za-z]{1,3})")
 FIRST_LANGUAGE = {
     "M2M100Tokenizer": "en",
@@ -198,6 +199,9 @@ class VocabularyFolder(Folder):
         codes = CODES.get(self.tokenizer.get("language_codes", "m2m100"), M2M100).split()
         pieces += [f"__{code}__" for code in codes]
         vocabulary = self._made("sentencepiece", pieces, {PIECES: self.read_bytes(PIECES)})
+        if self.tokenizer.get("tokenizer_class") == SMALL100 or (self.path / "tokenization_small100.py").is_file():
+            vocabulary.before = (TARGET,)
+            return vocabulary
         return self._of_languages(vocabulary, "M2M100Tokenizer")
 
     def _of_fairseq(self) -> Vocabulary:

@@ -463,6 +463,18 @@ def test_positions_of_m2m_depend_on_the_padding(originals, tmp_path):
     generated(original, tmp_path / "original", tmp_path, bad_words_ids=[[pad]])
 
 
+def test_small100_reads_the_target_language_before_the_source(originals, tmp_path):
+    original, folder, texts = originals("m2m"), tmp_path / "original", folders.sentences(5, 4)
+    shutil.copytree(original.path, folder)
+    change("tokenizer_config.json", tokenizer_class="SMALL100Tokenizer")(folder)
+    zoo.import_model(folder, tmp_path / "imported", target_language="fr")
+    pipeline = zoo.pipeline(tmp_path / "imported", "fp32")
+    tokens, start = pipeline.vocabulary.encode(texts), original.tokenizer.convert_tokens_to_ids("__fr__")
+    sources = [[start, *ids[1:]] for ids in original.tokenizer(texts).input_ids]  # without the source's language
+    assert [ids.tolist() for ids in tokens] == [original.sources.ours[ids].tolist() for ids in sources]
+    assert pipeline.vocabulary.prefix == ()
+
+
 def test_a_mask_beyond_the_table_is_no_fault(tmp_path):
     """As in bart-large-cnn, which has one row less than its tokenizer tokens."""
     model, _ = folders.make("bart", tmp_path / "original")
