@@ -84,6 +84,17 @@ def test_whole_numbers_under_other_names_are_quantities(tmp_path, name):
     assert column(tmp_path, name, [i * 7 % 50 for i in range(ROWS)]).kind == "number"
 
 
+@pytest.mark.parametrize("name", ["item_id", "movieId", "movieid", "ItemID", "item.id", "hotelId", "tagList", "stock"])
+def test_columns_of_items_are_recognized_by_their_names(name):
+    assert names.tower(name) == "item"
+    assert names.tower(f"user_{name}") == names.tower(f"clicked.{name}") == "user"
+
+
+@pytest.mark.parametrize("name", ["userId", "age", "adidas", "upload", "country", "userMovieCount", "hour", "premium"])
+def test_other_columns_are_the_users(name):
+    assert names.tower(name) == "user"
+
+
 @pytest.mark.parametrize(
     ("values", "kind", "why"),
     [

@@ -10,12 +10,16 @@ _IDS = {
     *("id", "ids", "uid", "iid", "pid", "gid", "uuid", "guid", "key", "hash", "code", "zip", "zipcode", "postcode"),
     *("type", "category", "cat", "cate", "class", "brand", "sku", "asin", "isbn", "ean", "upc"),
 }
-_ENTITIES = {  # things that whole numbers stand for
-    *("user", "item", "customer", "member", "visitor", "viewer", "client", "account", "product", "movie", "film"),
-    *("article", "ad", "adgroup", "campaign", "creative", "advertiser", "publisher", "site", "app", "device"),
-    *("session", "query", "merchant", "shop", "store", "seller", "vendor", "book", "song", "track", "artist"),
-    *("author", "video", "news", "playlist", "page", "url", "domain", "city", "region", "country", "state"),
-    *("province", "district", "location", "genre", "gender", "occupation", "channel", "os", "browser", "carrier"),
+_ITEMS = {  # things that are recommended, and who offers them
+    *("item", "product", "goods", "listing", "movie", "film", "video", "episode", "song", "track", "album", "podcast"),
+    *("book", "article", "news", "course", "recipe", "game", "hotel", "restaurant", "business", "poi"),
+    *("ad", "adgroup", "campaign", "creative", "advertiser", "publisher", "author", "artist", "genre", "brand"),
+    *("merchant", "seller", "vendor", "shop"),
+}
+_ENTITIES = _ITEMS | {  # things that whole numbers stand for
+    *("user", "customer", "member", "visitor", "viewer", "client", "account", "site", "app", "device", "session"),
+    *("query", "store", "playlist", "page", "url", "domain", "city", "region", "country", "state"),
+    *("province", "district", "location", "gender", "occupation", "channel", "os", "browser", "carrier"),
 }
 _QUANTITIES = {
     *("age", "price", "cost", "count", "counts", "num", "number", "amount", "rate", "ratio", "score", "total", "sum"),
@@ -38,13 +42,11 @@ _OUTCOMES = re.compile(
     r"(^|_)(label|target|y|click\w*|conver\w*|cvr|purchase\w*|bought|buy|ordered|installed|install|like|liked)($|_)",
     re.IGNORECASE,
 )
-_ITEM = re.compile(
-    r"(^|[_\W])(item|items|product|movie|film|article|ad|ads|adgroup|campaign|book|song|track|video|news|sku|asin|"
-    r"brand|category|categories|tag|tags|"
-    r"genre|genres|price|title|publisher|author|artist|release)($|[_\W])",
-    re.IGNORECASE,
-)
-_OF_USER = re.compile(r"(^|[_\W])(user|history|clicked|viewed|bought|seen|liked)($|[_\W])", re.IGNORECASE)
+_OF_ITEM = _ITEMS | {
+    *("items", "ads", "sku", "asin", "isbn", "category", "categories", "cate", "tag", "tags", "genres"),
+    *("price", "stock", "title", "release"),
+}
+_OF_USER = {"user", "history", "clicked", "viewed", "bought", "seen", "liked"}
 
 
 def listed(columns: Iterable[str]) -> str:
@@ -141,4 +143,5 @@ def tower(name: str) -> str:
     Args:
         name: Name of a column.
     """
-    return "item" if _ITEM.search(name) and not _OF_USER.search(name) else "user"
+    parts = {joined[1] if (joined := _JOINED_ID.fullmatch(word)) else word for word in words(name)}
+    return "item" if parts & _OF_ITEM and not parts & _OF_USER else "user"
