@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
@@ -20,9 +23,10 @@ class SubpixelConvolution(Rewrite):
 
     Along an axis with stride s and padding p, pixel s q + r of the result is sum_j x[q + (r + p) div s - j] w[s j +
     (r + p) mod s]. A convolution over the pixels that any phase r needs has the outputs of all phases, with zeros where
-    a phase needs no pixel; DepthToSpace lays the phases side by side. A stride of 1 needs no DepthToSpace.
+    a phase needs no pixel; DepthToSpace lays the phases side by side, or Reshape and Transpose where the strides differ
+    and the size of the input is known. A stride of 1 needs no DepthToSpace.
 
-    It does not fire for groups, dilations, unequal strides, one-dimensional or padded outputs (`auto_pad`,
+    It does not fire for groups, dilations, one-dimensional or padded outputs (`auto_pad`,
     `output_shape`), or weights that are not constant. Functions f of single values move before a DepthToSpace whose
     only reader they are, so that they follow their layer.
     """
@@ -41,8 +45,12 @@ class SubpixelConvolution(Rewrite):
             self.refuse(node, "its weights are not constant")
             return 0
         strides = tuple(attributes.get_ints("strides", [1, 1]))
-        if weight.ndim != 4 or len(set(strides)) != 1 or weight.dtype != np.float32:
-            self.refuse(node, "it is not over height and width with one stride")
+        sizes = query.dimensions(node.inputs[0])
+        if weight.ndim != 4 or weight.dtype != np.float32:
+            self.refuse(node, "it is not over height and width")
+            return 0
+        if len(set(strides)) != 1 and (not sizes or None in sizes[1:]):
+            self.refuse(node, "its strides differ, and the size of its input is unknown")
             return 0
         plain = set(attributes.get_ints("dilations", [1])) == {1} and attributes.get_int("group", 1) == 1
         if not plain or attributes.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
@@ -52,11 +60,13 @@ class SubpixelConvolution(Rewrite):
             self.refuse(node, "its size is given")
             return 0
         assert isinstance(main, ir.Graph)
-        (top, left, bottom, right), stride = attributes.get_ints("pads", [0, 0, 0, 0]), strides[0]
+        top, left, bottom, right = attributes.get_ints("pads", [0, 0, 0, 0])
         added = tuple(attributes.get_ints("output_padding", [0, 0]))
         axes = [
             _axis(size, stride, *pads)
-            for size, pads in zip(weight.shape[2:], ((top, bottom, added[0]), (left, right, added[1])), strict=True)
+            for size, stride, pads in zip(
+                weight.shape[2:], strides, ((top, bottom, added[0]), (left, right, added[1])), strict=True
+            )
         ]
         if any(min(pads) < 0 for _, pads, _ in axes):
             self.refuse(node, "its padding exceeds its kernel")
@@ -64,15 +74,26 @@ class SubpixelConvolution(Rewrite):
         (rows, (up, down), crop_rows), (columns, (before, behind), crop_columns) = axes
         phases = np.einsum("coij,aui,bvj->abocuv", weight.astype(np.float64), rows, columns).astype(np.float32)
         outputs = weight.shape[1]
-        phases = phases.reshape(stride * stride * outputs, *phases.shape[3:])
+        phases = phases.reshape(math.prod(strides) * outputs, *phases.shape[3:])
         name, x = str(node.outputs[0].name), node.inputs[0]
         inputs = [x, edit.initializer(main, f"{name}.weight", phases, self._taken)]
         if bias is not None:
-            inputs.append(edit.initializer(main, f"{name}.bias", np.tile(bias.ravel(), stride * stride), self._taken))
+            inputs.append(
+                edit.initializer(main, f"{name}.bias", np.tile(bias.ravel(), math.prod(strides)), self._taken)
+            )
         nodes = [_made("Conv", inputs, f"{name}.phases", self._taken, pads=[up, before, down, behind])]
         nodes[0].name = node.name
-        if stride > 1:
-            nodes.append(_made("DepthToSpace", [nodes[-1].outputs[0]], f"{name}.pixels", self._taken, blocksize=stride))
+        if strides[0] == strides[1] > 1:
+            attribute = {"blocksize": strides[0]}
+            nodes.append(_made("DepthToSpace", [nodes[-1].outputs[0]], f"{name}.pixels", self._taken, **attribute))
+        elif strides[0] != strides[1]:
+            assert sizes is not None
+            padded = (up + down, before + behind)
+            pixels = [
+                (size or 0) + pads + 1 - kernel
+                for size, pads, kernel in zip(sizes[2:], padded, phases.shape[2:], strict=True)
+            ]
+            nodes += self._side_by_side(main, nodes[-1].outputs[0], name, strides, outputs, pixels)
         if crop_rows or crop_columns:
             bounds = {
                 "starts": [0, 0],
@@ -87,6 +108,19 @@ class SubpixelConvolution(Rewrite):
         nodes[-1].outputs[0].shape = node.outputs[0].shape
         ir.convenience.replace_nodes_and_values(main, node, [node], nodes, node.outputs, nodes[-1].outputs)
         return 1
+
+    def _side_by_side(
+        self, main: ir.Graph, x: ir.Value, name: str, strides: Sequence[int], outputs: int, pixels: Sequence[int]
+    ) -> list[ir.Node]:
+        """DepthToSpace of blocks of unequal sides."""
+        (rows, columns), (height, width) = strides, pixels
+        shapes = [0, rows, columns, outputs, height, width], [0, outputs, rows * height, columns * width]
+        first, last = (
+            edit.initializer(main, f"{name}.blocks", np.array(shape, np.int64), self._taken) for shape in shapes
+        )
+        blocks = _made("Reshape", [x, first], f"{name}.phases", self._taken)
+        order = _made("Transpose", [blocks.outputs[0]], f"{name}.order", self._taken, perm=[0, 3, 4, 1, 5, 2])
+        return [blocks, order, _made("Reshape", [order.outputs[0], last], f"{name}.pixels", self._taken)]
 
     def _sink(self, node: ir.Node) -> int:
         """f(DepthToSpace(x)) = DepthToSpace(f(x))."""

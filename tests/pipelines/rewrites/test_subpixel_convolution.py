@@ -29,6 +29,21 @@ def test_transposed_convolutions_are_convolutions(normal, kernel, attributes, op
     assert ops(net) == operators
 
 
+@pytest.mark.parametrize(
+    ("kernel", "attributes", "cut"),
+    [
+        ((4, 1), "strides=[2,1], pads=[1,0,1,0]", []),
+        ((3, 3), "strides=[1,3], output_padding=[0,1]", ["Slice"]),
+        ((3, 5), "strides=[2,3], pads=[0,2,1,0]", []),
+    ],
+)
+def test_unequal_strides_of_known_sizes(normal, kernel, attributes, cut):
+    text = TEXT.format(attributes).replace("n,3,h,w", "n,3,6,7")
+    net = model(text, W=normal(3, 5, *kernel), b=normal(5))
+    rewritten(net, SubpixelConvolution(), x=normal(2, 3, 6, 7))
+    assert ops(net) == ["Conv", "Reshape", "Transpose", "Reshape", *cut]
+
+
 def test_functions_of_single_values_follow_their_layer(normal):
     text = """(float[n,3,h,w] x) => (float[n,5,r,c] y) {
         a = ConvTranspose<strides=[2,2]>(x, W) b = Relu(a) c = Clip(b, , most) y = Conv(c, V) }"""
@@ -40,7 +55,7 @@ def test_functions_of_single_values_follow_their_layer(normal):
 @pytest.mark.parametrize(
     ("attributes", "reason"),
     [
-        ("strides=[2,1]", "it is not over height and width with one stride"),
+        ("strides=[2,1]", "its strides differ, and the size of its input is unknown"),
         ("dilations=[2,2]", "it has groups, dilations or automatic padding"),
         ('strides=[2,2], auto_pad="SAME_UPPER"', "it has groups, dilations or automatic padding"),
         ("strides=[2,2], output_shape=[12,14]", "its size is given"),
