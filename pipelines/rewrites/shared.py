@@ -22,6 +22,7 @@ from pipelines.rewrites.lift_rows import LiftRows
 from pipelines.rewrites.merge_siblings import MergeSiblings
 from pipelines.rewrites.normalize_rows import NormalizeRows
 from pipelines.rewrites.one_hot_to_gather import OneHotToGather
+from pipelines.rewrites.pool_to_matmul import PoolToMatMul
 from pipelines.rewrites.push_transposes import PushTransposes
 from pipelines.rewrites.remove_dead_branches import RemoveDeadBranches
 from pipelines.rewrites.reshape_chains import ReshapeChains
@@ -47,15 +48,7 @@ def file_passes() -> list[Rewrite]:
     first = [shared() for shared in SHARED if shared is not MergeSiblings]
     last = [FoldScale(factors=True), SubpixelConvolution(), FoldSpaceToDepth(), MergeSiblings(), FlattenLinear()]
     kinds = (
-        DropNeutral,
-        OneHotToGather,
-        TabulateRows,
-        EinsumToMatMul,
-        SumToAdd,
-        TileToExpand,
-        BlocksToImage,
-        WholeMaxPool,
-        LiftRows,
-        NormalizeRows,
+        *(DropNeutral, OneHotToGather, TabulateRows, PoolToMatMul, EinsumToMatMul, SumToAdd, TileToExpand),
+        *(BlocksToImage, WholeMaxPool, LiftRows, NormalizeRows),
     )
     return [*(kind() for kind in kinds), *first, FuseNormalization(), *last]
