@@ -114,8 +114,9 @@ def report_minutes(part: str, minutes: float) -> None:
     path = reports.peers_report("minutes")
     parts = files.read_json(path)["parts"] if path.exists() else {}
     about = (PARTS[part].__doc__ or "").splitlines()[0]
-    parts[part] = {"minutes": minutes, "about": about, "commit": machine.commit()}
-    files.write_json(path, {"parts": parts, "environment": machine.environment(threads=machine.cores())})
+    parts[part] = {"minutes": minutes, "about": about, "commit": machine.commit(), "cores": machine.cores()}
+    most = max(facts["cores"] for facts in parts.values())
+    files.write_json(path, {"parts": parts, "environment": machine.environment(threads=most)})
 
 
 def run(part: Callable[[], None]) -> str | None:

@@ -152,11 +152,16 @@ def reports_page() -> str:
     measured = markdown.reports(PEERS, "minutes")
     about = {part: facts["about"] for report in measured for part, facts in report.content["parts"].items()}
     columns = [report.content["parts"] for report in measured]
-    rows = [[part, about[part], *(str(parts.get(part, {}).get("minutes", "")) for parts in columns)] for part in about]
+    rows = [[part, about[part], *(spent(parts[part]) if part in parts else "" for parts in columns)] for part in about]
     sums = [f"{sum(part['minutes'] for part in parts.values()):.1f}" for parts in columns]
     heads = ["part", "measures", *(markdown.source(report, BENCHMARKS) for report in measured)]
     minutes = markdown.table(heads, [*rows, ["sum of these parts", "", *sums]])
     return "\n".join(["# Reports and minutes\n", "## Minutes of make bench\n", minutes, environments()])
+
+
+def spent(part: dict[str, Any]) -> str:
+    """Returns the minutes of a part of `make bench`; parts that build on all cores take longer on one."""
+    return f"{part['minutes']} (one core)" if part["cores"] == 1 else str(part["minutes"])
 
 
 def environments() -> str:

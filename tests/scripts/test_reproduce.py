@@ -40,4 +40,6 @@ def test_a_run_goes_on_with_the_parts_that_are_not_measured(tmp_path, monkeypatc
     reproduce.main()
     assert ran[3:] == ["first", "second"]
     parts = json.loads(reproduce.reports.peers_report("minutes").read_text())["parts"]
-    assert parts["first"] == {"minutes": 0.0, "about": "One.", "commit": "abd"} and parts.keys() == {"first", "second"}
+    cores = reproduce.machine.cores()
+    assert parts["first"] == {"minutes": 0.0, "about": "One.", "commit": "abd", "cores": cores}
+    assert parts.keys() == {"first", "second"}

@@ -423,7 +423,7 @@ def test_a_report_is_a_section_of_the_benchmarks(tmp_path: Path, monkeypatch: py
     }
     (tmp_path / "translation-some-cpu.json").write_text(json.dumps({"cases": cases, "environment": place}))
     page = re.sub(" +", " ", report_sections.benchmarks([]))
-    assert page.startswith("## Translation\n\n### Engines\n")
+    assert page.startswith("# Translation\n\n## Engines\n")
     assert "| small | 2 | 1 | ctranslate2-int8 | 1.6 | 48 | 99 (50) | 41.667 | 5.00x | 2.50x |" in page
     assert "| mine | 2 | 4 | zoo-int8 | 4.0 | 120 | 99 (50) | 100.00 | 100.00 | 8.0 | | |" in page
     assert "CT2_FORCE_CPU_ISA=AVX512" in page
