@@ -71,7 +71,7 @@ def export(model: Model, to: str, output: str | Path, *, precision: str = "int8"
         model: Name of a pretrained model, or path of a model folder; for Triton and OVMS also an .onnx file, float or
             int8, whose name is that of the model.
         to: "triton", "ovms", "sentence-transformers" or "huggingface"; or "npz" or "safetensors" for embedding tables.
-        output: Folder of the model repository, whose other contents are kept; or a new folder, or file of the tables.
+        output: Folder of the model repository (other contents are kept), or a new folder, or file of the tables.
         precision: "int8" or "fp32".
         threads: Number of intra-op threads; written for Triton and sentence-transformers.
 

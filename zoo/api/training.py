@@ -55,7 +55,7 @@ def schema(
         number: Columns that are numbers.
         vector: Columns that are vectors: lists of numbers of one length.
         ignore: Columns that are not used.
-        family: Family that the schema is for, such as din, which reads lists as sequences; None for families that pool
+        family: Family to be trained, such as din, which reads lists as sequences; None for families that pool
             lists.
 
     Returns:
@@ -96,7 +96,7 @@ def train(
     label: str | Sequence[str] | None = None,
     preset: str | None = None,
 ) -> dict[str, Any]:
-    """Trains a model family on own data and writes a model folder.
+    """Trains a model family on your data and writes a model folder.
 
     Args:
         family: Name of the family, e.g. "deepfm".
@@ -148,7 +148,7 @@ def finetune(
     drop: float | None = None,
     delta: Model | None = None,
 ) -> dict[str, Any]:
-    """Fine-tunes a model on own data and writes a model folder.
+    """Fine-tunes a model on your data and writes a model folder.
 
     With `prune` or `strategy`, the model is also pruned (see `zoo.api.compression.compress`). The setting `qat` enables
     quantization-aware training (`pipelines.quantization.training.qat`); `build` then uses the trained ranges.

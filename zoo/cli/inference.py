@@ -214,7 +214,7 @@ def rank(model: str, output: str, as_json: bool, **options: Any) -> None:
     "-o",
     "--output",
     required=True,
-    help="Folder of the model repository, whose other contents are kept; or the new folder or file.",
+    help="Folder of the model repository (other contents are kept), or the new folder or file.",
 )
 @combined(precision, threads)
 @as_json
@@ -241,8 +241,8 @@ def export(model: str, as_json: bool, **options: Any) -> None:
     "-o",
     "--output",
     required=True,
-    help="File of the delta; a folder of deltas or a URL (s3://, redis://HOST/DB#KEY, ...), where it gets the next "
-    "number; with --apply: folder of the new model.",
+    help="File of the delta; or a folder or URL (s3://, redis://HOST/DB#KEY, ...) of numbered deltas, to which it is "
+    "added; with --apply: folder of the new model.",
 )
 @click.option("--all", "whole", is_flag=True, help="Also write the changes of the float model and its weights.")
 @click.option("--apply", is_flag=True, help="Apply the delta NEW, written with --all, to the model OLD.")

@@ -136,7 +136,7 @@ def one_or_list(values: tuple[str, ...]) -> str | list[str] | None:
     default="auto",
     show_default=True,
     help="Engine that an .onnx file is written for: auto or onnxruntime (SiLU and LeakyRelu are int8 operators), or "
-    "openvino (convolutions are computed with the activation functions behind them); it runs in both.",
+    "openvino (convolutions are computed with the activation functions behind them); the file runs in both.",
 )
 @combined(max_memory, time_budget, effort, preprocess, observer, correct, search, on_error, as_json)
 def quantize(model: str, output: str | None, as_json: bool, show_all: bool, **options: Any) -> None:

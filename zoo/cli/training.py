@@ -52,7 +52,7 @@ negative_rate = click.option(
 )
 @training
 def train(family: str, as_json: bool, held_out: float | None, negative_rate: float | None, **options: Any) -> None:
-    """Train a model FAMILY (e.g. wide-deep) on own data.
+    """Train a model FAMILY (e.g. wide-deep) on your data.
 
     Supports distributed training under torchrun.
     """
@@ -109,12 +109,12 @@ def train(family: str, as_json: bool, held_out: float | None, negative_rate: flo
     "--keep-data",
     default=None,
     metavar="DATA",
-    help="Translation: pairs of the original domain of MODEL: some measure BLEU before and after, the others are mixed "
+    help="Translation: pairs of the original domain of MODEL: a part measures BLEU before and after, the rest is mixed "
     "into the training (--set keep_share=.2).",
 )
 @click.option("--source-language", default=None, help="Translation: source language of a multilingual model.")
 @click.option("--target-language", default=None, help="Translation: target language of a multilingual model.")
-@click.option("--freeze-towers", is_flag=True, help="Recommenders: train embedding tables alone.")
+@click.option("--freeze-towers", is_flag=True, help="Recommenders: train only the embedding tables.")
 @click.option(
     "--evict-after",
     type=click.IntRange(1),
@@ -148,7 +148,7 @@ def finetune(
     negative_rate: float | None,
     **options: Any,
 ) -> None:
-    """Fine-tune MODEL on own data, or compress it with --prune or --strategy.
+    """Fine-tune MODEL on your data, or compress it with --prune or --strategy.
 
     Translation and other text to text, also imported: --set adapters=RANK trains low-rank adapters and merges them into
     the weights.
@@ -256,7 +256,7 @@ def freeze(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -> 
 @click.option(
     "--int8/--no-int8",
     default=True,
-    help="Also build int8, calibrated on texts that ship, and print its quality on others. [default: --int8]",
+    help="Also build int8, calibrated on texts of the package; print its quality on held-out ones. [default: --int8]",
 )
 @click.option(
     "--keep-float",
@@ -314,7 +314,7 @@ def import_model(source: str, output: str | None, as_json: bool, **options: Any)
 @click.option("--number", multiple=True, metavar="COLUMN", help="Column that is a number; repeatable.")
 @click.option("--vector", multiple=True, metavar="COLUMN", help="Column of lists of numbers of one length; repeatable.")
 @click.option("--ignore", multiple=True, metavar="COLUMN", help="Column that is not used; repeatable.")
-@click.option("--family", default=None, help="Family that the schema is for: din, bst and sasrec read sequences.")
+@click.option("--family", default=None, help="Family to be trained: din, bst and sasrec read sequences.")
 @combined(on_error, as_json)
 def schema(logs: tuple[str, ...], output: str | None, as_json: bool, **options: Any) -> None:
     """Infer the schema of a click LOG: type and encoding of every column, with the reason.
