@@ -151,8 +151,8 @@ def open_log(source: Any) -> Log:
     Args:
         source: A file, or a folder or pattern of one file; a folder of `datasets` or a data set on the hub
             ("org/name"), both optionally with ":split"; "-" for stdin; io.BytesIO with the bytes of CSV or JSON lines;
-            a pyarrow table, a data frame, or a list of {column: value}; one dict is a row, or, if all its values are
-            lists or arrays, the columns of a table. A `Log` is returned as is.
+            a pyarrow table, a data frame, a `Dataset`, or a list of {column: value}; one dict is a row, or, if all its
+            values are lists or arrays, the columns of a table. A `Log` is returned as is.
 
     Returns:
         The log with its column names. No rows are read yet.
@@ -315,7 +315,9 @@ def _table(source: Any) -> pa.Table:
         return pa.table({name: _column(values, name) for name, values in source.items()})
     if hasattr(source, "items") and hasattr(source, "dtypes"):  # a data frame of pandas, whose objects may be mixed
         return pa.table({str(name): _column(values, str(name)) for name, values in source.items()})
-    return pa.table(source)
+    if hasattr(source, "with_format"):  # a data set of the library `datasets`
+        return source.with_format("arrow")[:]
+    return pa.table(source.collect() if hasattr(source, "sink_parquet") else source)  # a lazy frame of polars
 
 
 def _column(values: Any, name: str) -> Any:

@@ -126,6 +126,7 @@ def sources(rows, folder):
     except ImportError:
         return
     yield "polars", polars.from_arrow(table)
+    yield "lazy frame of polars", polars.from_arrow(table).lazy()
 
 
 def plain(rows):

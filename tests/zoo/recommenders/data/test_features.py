@@ -172,7 +172,9 @@ def test_every_source_gives_the_same_rows(tmp_path, name):
     path = tmp_path / name
     if name == "saved":
         datasets = pytest.importorskip("datasets")
-        datasets.Dataset.from_list(rows()).save_to_disk(path)
+        dataset = datasets.Dataset.from_list(rows())
+        dataset.save_to_disk(path)
+        assert next(FEATURES.read(dataset)).ids.tolist() == next(FEATURES.read(rows())).ids.tolist()
     elif name.endswith("parquet"):
         pq.write_table(pa.Table.from_pylist(rows()), path)
     elif name.endswith("jsonl"):
