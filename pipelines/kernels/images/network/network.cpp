@@ -241,20 +241,25 @@ void Network::convolution(int64_t x, int64_t out, const ConvolutionShape &shape,
         Buffer<float> results(out < 0 ? kPixels * whole : 0);
         const int64_t sample_pixels = (end - begin) * width;  // pixels of a sample
         const int64_t most = of_bytes.empty() ? kPixels : std::clamp(kFresh / whole, kPixels / 5, kPixels);
+        int64_t y = begin, column = 0;
+        const Sample *of_pixels = samples;
         for (int64_t p = 0; p < count * sample_pixels;) {
             const int64_t n = std::min(most, count * sample_pixels - p);
             for (int64_t i = 0; i < n;) {
-                const Sample &s = samples[(p + i) / sample_pixels];
-                const int64_t y = begin + (p + i) % sample_pixels / width, column = (p + i) % width;
+                const Sample &s = *of_pixels;
                 const int64_t end_of_row = std::min(n, i + width - column);
                 const auto list = [&](auto &of, auto first, int64_t step) {
-                    for (int64_t j = i; j < end_of_row; ++j, first += step) of[j] = first;
+                    int64_t j = i;
+                    for (; j + 4 <= end_of_row; j += 4, first += 4 * step) of[j] = first, of[j + 1] = first + step, of[j + 2] = first + 2 * step, of[j + 3] = first + 3 * step;
+                    for (; j < end_of_row; ++j, first += step) of[j] = first;
                 };
                 list(in, window(s, y, column), strides[1] * from.pitch);
                 if (out >= 0) list(to, s.pixel(layout(out), y, column), layout(out).pitch);
                 if (residual >= 0) list(added, reinterpret_cast<const float *>(s.pixel(layout(residual), y, column)), layout(residual).pitch / 4);
                 if (summed) list(other, s.pixel(layout(adds.other), y, column), layout(adds.other).pitch);
-                i = end_of_row;
+                column += end_of_row - i, i = end_of_row;
+                if (column == width) column = 0, ++y;
+                if (y == end) y = begin, ++of_pixels;
             }
             const uint8_t *weights = packed;
             for (int64_t b = 0; b < c.blocks(); ++b) {
@@ -278,7 +283,7 @@ void Network::convolution(int64_t x, int64_t out, const ConvolutionShape &shape,
                 }
                 weights += round_up(isa_.images->dense_bytes(c.stretches() * c.stretch(), wide), 64);
             }
-            for (int64_t i = 0, run; i < n && out >= 0; i += run) {
+            for (int64_t i = 0, run; i < n && out >= 0 && !of_bytes.empty(); i += run) {
                 run = std::min(n - i, width - (p + i) % width);
                 look_up(to[i], run);
             }

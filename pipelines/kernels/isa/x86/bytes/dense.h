@@ -190,6 +190,7 @@ ZOO_INLINE inline auto packer_of(const Dense &d, int64_t column) {
 template <End kEnd, int V>
 struct ByteResults {
     using Panel = PanelOf<uint8_t>;
+    static constexpr End kResult = kEnd;
     static constexpr int kVectors = V, kRows = kTogether<V>;
     const Panel panel;  // a copy: bytes that are stored may be anything else
     const decltype(packer_of<kEnd, V>(panel.d, 0)) of;
@@ -230,12 +231,14 @@ ZOO_INLINE inline void store_floats_of(const Sums &sums, const Scales &scale, fl
 template <End kEnd, int V>
 struct FloatResults {
     using Panel = PanelOf<float>;
+    static constexpr End kResult = kEnd;
     static constexpr int kVectors = V, kRows = 1;
     const Panel panel;
-    Floats scale[V];
-    ZOO_INLINE inline explicit FloatResults(const Panel &p) : panel(p) {
-        unroll<V>([&](auto v) ZOO_INLINE { scale[v.value] = load_floats(p.scales(V) + 4 * kInts * v.value); });
-    }
+    struct Scales {  // not in registers, of which gcc 12 would have too few for tiles of five rows
+        const int8_t *first;
+        ZOO_INLINE inline Floats operator[](int v) const { return load_floats(first + 4 * kInts * v); }
+    } const scale;
+    ZOO_INLINE inline explicit FloatResults(const Panel &p) : panel(p), scale{p.scales(V)} {}
     template <int Row, int Rows>
     ZOO_INLINE inline void finish(const Ints (&sums)[Rows][V], int64_t first) const {
         const float *added = kEnd == End::kAdded ? panel.others[first + Row] + panel.column : nullptr;
@@ -299,7 +302,15 @@ void dense_panel(const typename Results::Panel &p) {
     int64_t done = 0;
     if constexpr (kInts == 16 && V < 4 && sizeof(**p.out) == 1)  // registers for two tiles
         if (p.inputs() >= 16 && p.inputs() <= (V == 3 ? kShortInputs / 2 : kShortInputs)) done = short_tiles<Results>(p);
-    const int64_t n = p.n - done, tiles = (n + kTileRows<V> - 1) / kTileRows<V>;  // of as equal heights as can be
+    int64_t n = p.n - done;
+    if constexpr (kInts == 16 && V == 4 && Results::kResult == End::kSummed) {  // of five rows, gcc 12 keeps weights on the stack: six, then four and three
+        const int64_t shorter = n % 6, sixes = n / 6 - (n > 6 && shorter != 0 && shorter != 3 && shorter != 4);
+        dense_rows<Results>(6, p, done, sixes, 0);
+        done += 6 * sixes, n -= 6 * sixes;
+        for (int64_t tile = sixes, rows; n > 0; ++tile, done += rows, n -= rows) rows = n >= 7 ? 4 : n > 4 ? 3 : n, dense_rows<Results>(rows, p, done, 1, tile);
+        return;
+    }
+    const int64_t tiles = (n + kTileRows<V> - 1) / kTileRows<V>;  // of as equal heights as can be
     if (!tiles) return;
     const int64_t rows = n / tiles, higher = n % tiles;
     if (higher) dense_rows<Results>(rows + 1, p, done, higher, 0);
