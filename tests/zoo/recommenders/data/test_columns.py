@@ -92,7 +92,12 @@ def test_columns_of_items_are_recognized_by_their_names(name):
 
 @pytest.mark.parametrize("name", ["userId", "age", "adidas", "upload", "country", "userMovieCount", "hour", "premium"])
 def test_other_columns_are_the_users(name):
-    assert names.tower(name) == "user"
+    assert names.tower(name) == "user" and not names.is_outcome(name)
+
+
+@pytest.mark.parametrize("name", ["is_clicked", "isClicked", "CONVERSION_TYPE", "hasConverted", "purchase.id", "liked"])
+def test_outcomes_are_recognized_by_their_names(name):
+    assert names.is_outcome(name)
 
 
 @pytest.mark.parametrize(

@@ -39,8 +39,7 @@ _NOT_OF_ROW = {
 _INDEX = re.compile(r"Unnamed: \d+(\.\d+)*|__index_level_\d+__")  # as pandas names what has no name
 _WEIGHT = re.compile(r"(sample_?)?weights?", re.IGNORECASE)
 _OUTCOMES = re.compile(
-    r"(^|_)(label|target|y|click\w*|conver\w*|cvr|purchase\w*|bought|buy|ordered|installed|install|like|liked)($|_)",
-    re.IGNORECASE,
+    r"(^|_)(label|target|y|click\w*|conver\w*|cvr|purchase\w*|bought|buy|ordered|installed|install|like|liked)($|_)"
 )
 _OF_ITEM = _ITEMS | {
     *("items", "ads", "sku", "asin", "isbn", "category", "categories", "cate", "tag", "tags", "genres"),
@@ -134,7 +133,7 @@ def is_outcome(name: str) -> bool:
     Args:
         name: Name of a column.
     """
-    return bool(_OUTCOMES.search(name))
+    return bool(_OUTCOMES.search("_".join(words(name))))
 
 
 def tower(name: str) -> str:
