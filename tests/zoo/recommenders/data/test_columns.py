@@ -87,7 +87,7 @@ def test_whole_numbers_under_other_names_are_quantities(tmp_path, name):
 @pytest.mark.parametrize("name", ["item_id", "movieId", "movieid", "ItemID", "item.id", "hotelId", "tagList", "stock"])
 def test_columns_of_items_are_recognized_by_their_names(name):
     assert names.tower(name) == "item"
-    assert names.tower(f"user_{name}") == names.tower(f"clicked.{name}") == "user"
+    assert names.tower(f"user_{name}") == names.tower(f"clicked.{name}") == names.tower(f"hist_{name}") == "user"
 
 
 @pytest.mark.parametrize("name", ["userId", "age", "adidas", "upload", "country", "userMovieCount", "hour", "premium"])

@@ -45,7 +45,10 @@ _OF_ITEM = _ITEMS | {
     *("items", "ads", "sku", "asin", "isbn", "category", "categories", "cate", "tag", "tags", "genres"),
     *("price", "stock", "title", "release"),
 }
-_OF_USER = {"user", "history", "clicked", "viewed", "bought", "seen", "liked"}
+_OF_USER = {  # also of histories, as hist_item_id of DeepCTR
+    *("user", "history", "hist", "sequence", "seq", "recent", "past", "previous", "prev", "last"),
+    *("clicked", "viewed", "watched", "played", "listened", "visited", "purchased", "bought", "seen", "liked"),
+}
 
 
 def listed(columns: Iterable[str]) -> str:
