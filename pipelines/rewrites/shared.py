@@ -17,6 +17,7 @@ from pipelines.rewrites.fuse_activations import FuseActivations
 from pipelines.rewrites.fuse_linear import FuseLinear
 from pipelines.rewrites.fuse_normalization import FuseNormalization
 from pipelines.rewrites.gather_to_reshape import GatherToReshape
+from pipelines.rewrites.hoist_linear import HoistLinear
 from pipelines.rewrites.hoist_transposes import HoistTransposes
 from pipelines.rewrites.lift_rows import LiftRows
 from pipelines.rewrites.merge_siblings import MergeSiblings
@@ -51,4 +52,4 @@ def file_passes() -> list[Rewrite]:
         *(DropNeutral, OneHotToGather, TabulateRows, PoolToMatMul, EinsumToMatMul, SumToAdd, TileToExpand),
         *(BlocksToImage, WholeMaxPool, LiftRows, NormalizeRows),
     )
-    return [*(kind() for kind in kinds), *first, FuseNormalization(), *last]
+    return [*(kind() for kind in kinds), *first, FuseNormalization(), HoistLinear(), *last]
