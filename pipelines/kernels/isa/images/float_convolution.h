@@ -9,17 +9,6 @@ namespace {
 constexpr int64_t kFloatPanel = 16;  // outputs whose weights lie together, [inputs, kFloatPanel]
 constexpr int64_t kFetched = 32;     // inputs whose weights are fetched from memory ahead; of int8 as many bytes
 
-inline Vec multiply_add(Vec a, Vec b, Vec c) {
-#if defined(__AVX512F__)
-    return _mm512_fmadd_ps(a, b, c);
-#elif defined(__FMA__)
-    return _mm256_fmadd_ps(a, b, c);
-#else
-    for (int64_t lane = 0; lane < kVecLanes; ++lane) c[lane] = __builtin_fmaf(a[lane], b[lane], c[lane]);
-    return c;
-#endif
-}
-
 inline Vec weights_of(const float *weight, Vec) { return load_float<Vec>(weight); }
 inline Vec weights_of(const int8_t *weight, Vec scale) {
 #if defined(__AVX512F__)

@@ -44,6 +44,17 @@ inline void multiply_pixels(const ByteProduct &p, const PixelRow<const uint8_t> 
     (p.low != 0 || p.high != 255 ? multiply_rows<true> : multiply_rows<false>)(p, x, gate, out, pixels, channels);
 }
 
+inline Vec multiply_add(Vec a, Vec b, Vec c) {
+#if defined(__AVX512F__)
+    return _mm512_fmadd_ps(a, b, c);
+#elif defined(__FMA__)
+    return _mm256_fmadd_ps(a, b, c);
+#else
+    for (int64_t lane = 0; lane < kVecLanes; ++lane) c[lane] = __builtin_fmaf(a[lane], b[lane], c[lane]);
+    return c;
+#endif
+}
+
 // clip(rint(scaled(x)) + zero, 0, 255), NaN as 0
 template <class Scaled>
 inline void quantize_vectors(const float *x, int64_t n, uint8_t *out, const ByteStore &bytes, Scaled scaled) {
@@ -63,6 +74,17 @@ inline void quantize_vectors(const float *x, int64_t n, uint8_t *out, const Byte
 }
 
 void quantize_bytes(const float *x, float scale, int32_t zero, int64_t n, uint8_t *out) {
+#if defined(__FMA__)
+    if (scale > 0x1p-60f && scale < 0x1p60f) {  // no quotient that matters is denormal
+        const Vec divisor = broadcast<Vec>(scale), inverse = broadcast<Vec>(1.0f / scale);
+        quantize_vectors(x, n, out, ByteStore(zero), [=](Vec value) ZOO_INLINE {
+            const Vec rough = value * inverse;  // its remainder corrects it to the rounded quotient (Markstein 1990), faster than a division
+            const Vec quotient = multiply_add(multiply_add(-rough, divisor, value), inverse, rough);
+            return rough < 65536.0f && rough > -65536.0f ? quotient : rough;  // beyond, and infinite: a limit of the bytes
+        });
+        return;
+    }
+#endif
     quantize_vectors(x, n, out, ByteStore(zero), [=](Vec value) ZOO_INLINE { return value / scale; });
 }
 

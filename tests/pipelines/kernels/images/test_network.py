@@ -242,6 +242,19 @@ def test_pools_sums_lookups_and_concatenations(data: st.DataObject) -> None:
     same_bits(net, samples)
 
 
+@pytest.mark.parametrize("scale", [0.1, 0.018658448, 1.9999999, 7.0, 3e-30, 2.0**-70, 2.0**70])
+def test_codes_of_pixels_near_the_middle_between_two(scale: float) -> None:
+    """Quotients that round to a tie or just beside it, and values that no byte or no quotient holds."""
+    ties = (np.arange(-300, 300, dtype=np.float32) + np.float32(0.5)) * np.float32(scale)
+    beside = [np.nextafter(ties, np.float32(side)) for side in (-np.inf, np.inf)]
+    most = np.finfo(np.float32).max
+    odd = np.array([np.nan, np.inf, -np.inf, most, -most, 1e-45, -1e-45, -0.0], np.float32)
+    sample = np.concatenate([ties, *beside, np.resize(odd, 24)]).reshape(1, 4, 456, 1)
+    shape = sample.shape[1:]
+    steps = [Pixels(0, last=True, scale=float(np.float32(scale)), zero=113), Dequantize(0, 1.0, 0)]
+    same_bits(program(shape, [shape], steps, sample.size, dtype="float32"), sample)
+
+
 @pytest.mark.parametrize("tabled", [True, False])
 def test_tables_of_the_channels_of_pixels(tabled: bool) -> None:
     """Three channels, which take four bytes a pixel, and results of more pixels than are written at a time."""
