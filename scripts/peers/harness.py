@@ -28,7 +28,6 @@ from pipelines.kernels import extension
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = Path(os.environ.get("ZOO_SHARED", ROOT.parent / "shared"))
 TURN_SECONDS = 0.2
-MIN_CALLS = 3  # of a turn
 
 Advance = Callable[[float], None]  # of a progress bar
 Key = TypeVar("Key")
@@ -331,7 +330,7 @@ def leave_out(name: str, left_out: dict[str, str], fatal: tuple[type[Exception],
 def in_turn(
     calls: Mapping[Key, Callable[[], Any]], rounds: int, clock: Callable[[], float] = time.process_time
 ) -> dict[Key, list[float]]:
-    """Times calls in turn within this process: a turn of `TURN_SECONDS` each in every round.
+    """Times calls in turn within this process: a turn of `TURN_SECONDS`, or of one longer call, in every round.
 
     Returns:
         Milliseconds a call by `clock`, one number a round, of every call.
@@ -343,7 +342,7 @@ def in_turn(
     for _ in range(rounds):
         for name, call in calls.items():
             count, start, begin = 0, clock(), time.perf_counter()
-            while time.perf_counter() - begin < TURN_SECONDS or count < MIN_CALLS:
+            while count == 0 or time.perf_counter() - begin < TURN_SECONDS:
                 call()
                 count += 1
             times[name].append((clock() - start) / count * 1e3)
