@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -108,6 +108,19 @@ def source(report: Report, page: Path) -> str:
     """
     threads = report.content["environment"].get("threads", 1)
     return f"{cpu(report)}, {threads} thread{'s' * (threads > 1)}, {link(report.path, page)}"
+
+
+def earlier(models: Iterable[Mapping[str, Any]]) -> str:
+    """Returns sentences that name the models measured at an earlier commit than their report's.
+
+    Args:
+        models: Models of a report; those with a "commit" are earlier ones.
+    """
+    names: dict[str, list[str]] = {}
+    for model in models:
+        if "commit" in model:
+            names.setdefault(model["commit"], []).append(model["model"])
+    return "".join(f" Measured at commit {commit}: {', '.join(chosen)}." for commit, chosen in names.items())
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -31,12 +31,7 @@ def trained(report: Mapping[str, Any], source: str) -> str:
     joint = {name: best["labels"] for name, best in deepctr.items() if "labels" in best}
     said = ", ".join(f"{name} {best['auc']:.4f} / {best['logloss']:.4f}" for name, best in peers.items())
     peer = f" DeepCTR-Torch on the same rows, best of four epochs: {said}." if said else ""
-    earlier: dict[str, list[str]] = {}
-    for older in models:
-        if "commit" in older:
-            earlier.setdefault(older["commit"], []).append(older["model"])
-    peer += "".join(f" Measured at commit {commit}: {', '.join(names)}." for commit, names in earlier.items())
-    peer += _left_out(report)
+    peer += markdown.earlier(models) + _left_out(report)
     head = (
         "Trained with the default recipes on a log with user, item and list columns, evaluated on "
         f"{report['data']}; int8 in the native engine, engines interleaved, {source}.{peer}\n\n"

@@ -43,7 +43,7 @@ def page() -> str:
     reports = [report for kind in KINDS for report in markdown.reports(PEERS, kind)]
     parts = ["# Third-party ONNX models\n", "## Speed and quality\n", LEGEND]
     for report in reports:
-        parts.append(f"On {markdown.source(report, BENCHMARKS)}:\n")
+        parts.append(f"On {markdown.source(report, BENCHMARKS)}.{markdown.earlier(report.content['models'])}\n")
         parts.append(markdown.table(BEST_COLUMNS, best(report.content)))
         parts.append(f"All files:\n\n{markdown.table(COLUMNS, rows(report.content))}")
         parts += failures(report.content)
