@@ -62,6 +62,7 @@ class _Layer:
     node: ir.Node
     path: tuple[ir.Node, ...]
     weight: NDArray[Any]
+    bias: NDArray[Any] | None
     rows: int
     size: int
     kind: tuple[Hashable, ...]
@@ -85,7 +86,7 @@ class _Layer:
         x = path[0].inputs[0]
         size, rows = (query.dimensions(x) or [])[axis], _rows(path[0], axis)
         kind = (x, axis, node.inputs[1], bias, node.attributes.get_int("transB", 0))
-        return None if size is None or rows is None else cls(node, path, weight, rows, size, kind)
+        return None if size is None or rows is None else cls(node, path, weight, row, rows, size, kind)
 
     def insert_whole(self, graph: ir.Graph, taken: set[str]) -> ir.Value:
         """Inserts the layer of the whole tensor, and returns its result."""
@@ -95,8 +96,8 @@ class _Layer:
         if self.node.attributes.get_int("transB", 0) != 0:
             weight = edit.initializer(graph, f"{name}.weight", np.ascontiguousarray(self.weight), taken)
         made = [ir.node("MatMul", [x, weight], name=edit.unique(name, taken))]
-        if (bias := query.constant(self.node.inputs[2] if len(self.node.inputs) > 2 else None)) is not None:
-            row = edit.initializer(graph, f"{name}.bias", bias.ravel(), taken)
+        if self.bias is not None:
+            row = edit.initializer(graph, f"{name}.bias", self.bias.ravel(), taken)
             made.append(ir.node("Add", [made[0].outputs[0], row], name=edit.unique(f"{name}.biased", taken)))
         for node in made:
             _insert(self.node, node, [x], width, taken)

@@ -13,9 +13,9 @@ from pipelines.graph import edit, query, reference_session
 from pipelines.rewrites.driver import Rewrite
 
 PARTS = ("Add", "Div", "Gather", "GatherND", "Mul", "ReduceMean", "ReduceSum", "Transpose", "Where")
-MOST = 256  # operators of a pooling
-PIXELS = 2048  # of its input
-ALIKE = 1e-5  # largest difference of results for numbers of variance 1
+MAX_OPERATORS = 256  # of a pooling
+MAX_PIXELS = 2048  # of its input
+TOLERANCE = 1e-5  # largest difference of results for numbers of variance 1
 
 
 class PoolToMatMul(Rewrite):
@@ -37,7 +37,7 @@ class PoolToMatMul(Rewrite):
             return 0
         x = transpose.inputs[0]
         sizes = query.dimensions(x)
-        if x is None or sizes is None or None in sizes[2:] or (sizes[2] or 0) * (sizes[3] or 0) > PIXELS:
+        if x is None or sizes is None or None in sizes[2:] or (sizes[2] or 0) * (sizes[3] or 0) > MAX_PIXELS:
             return 0
         nodes = _pooling(node)
         shape = query.dimensions(nodes[-1].outputs[0]) if nodes else None
@@ -71,7 +71,7 @@ class PoolToMatMul(Rewrite):
 def _pooling(gather: ir.Node) -> list[ir.Node]:
     """The operators from the gathered pixels to a value [n, c, r, s] that others read; [] for none."""
     computed, order, waiting = set(gather.outputs), [gather], list(gather.outputs[0].consumers())
-    while waiting and len(order) < MOST:
+    while waiting and len(order) < MAX_OPERATORS:
         ready = next((node for node in waiting if _fits(node, computed)), None)
         if ready is None:
             break
@@ -112,4 +112,4 @@ def _matrix(model: ir.Model, x: ir.Value, y: ir.Value, sizes: tuple[int, int]) -
         )
     except (RequestError, ValueError):
         return None
-    return matrix if np.abs(sums - random @ matrix).max() <= ALIKE else None
+    return matrix if np.abs(sums - random @ matrix).max() <= TOLERANCE else None

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pipelines.graph import edit, query
 from pipelines.rewrites.driver import OperatorRewrite
 
-ROWS = 4096  # of a table whose functions are stored, at most
+MAX_ROWS = 4096  # of a table that functions are stored in
 BINARY = ("Add", "Div", "Max", "Min", "Mul", "Pow", "Sub")
 UNARY = ("Abs", "Cast", "Clip", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Neg", "Relu")
 
@@ -19,7 +19,8 @@ class TabulateRows(OperatorRewrite):
     """f(Gather(T, i), c) = Gather(f(T, c), i) for a function f of single values and constants c of one row.
 
     `FoldConstants` then computes f(T, c): the bias and the activation behind an embedding. Further operands may be
-    other tables with the same indices. Does not fire on tables of more than `ROWS` rows, which would be stored twice.
+    other tables with the same indices. Does not fire on tables of more than `MAX_ROWS` rows, as they would be stored
+    twice.
     """
 
     OPERATORS: ClassVar[tuple[str, ...]] = (*BINARY, *UNARY, "Mish", "Sigmoid", "Softplus", "Sqrt", "Swish", "Tanh")
@@ -57,7 +58,7 @@ def _table(lookup: ir.Node | None, indices: ir.Value) -> ir.Value | None:
     sizes = query.static_shape(table) if query.constant(table) is not None else None
     if lookup.inputs[1] is not indices or lookup.attributes.get_int("axis", 0) != 0 or sizes is None:
         return None
-    return table if len(sizes) == 2 and sizes[0] <= ROWS else None
+    return table if len(sizes) == 2 and sizes[0] <= MAX_ROWS else None
 
 
 def _row(value: ir.Value | None, rank: int) -> NDArray[Any] | None:

@@ -13,10 +13,11 @@ from typing import NamedTuple
 import zoo
 from pipelines.analysis import markdown
 from pipelines.analysis.markdown import PEERS
+from scripts.rendering.ratios import request_rates
 
 WIDTH, LEFT, BAR, ROW, HEAD = 480, 12, 15, 68, 34
 KEYS = ("results", "ratios")
-MAX_BAR = 240  # of a bar; its figures stand behind it
+MAX_BAR = 240  # length of a bar; its figures stand behind it
 LEGEND = {"z": "int8-zoo", "o": "fastest peer"}
 STYLE = """text{font:13px system-ui,sans-serif;fill:#1f2328}.t{font-weight:600}.p{fill:#59636e}
 .z{fill:#0969da}.o{fill:#c2c9d1}.b{fill:#fff}
@@ -100,12 +101,8 @@ def texts() -> Iterator[Load]:
 
 def serving() -> Iterator[Load]:
     """Yields requests of one row over HTTP, 64 connections, the server on one core."""
-    for report in markdown.reports(PEERS, "serving"):
-        for part in report.content["parts"]:
-            if part["part"] == "peers":
-                servers = [row for row in part["found"] if "left_out" not in row]
-                rates = {row["server"]: row["requests_per_second"]["median"] for row in servers}
-                yield load(report, "Serving: Wide & Deep, single rows", "requests", "zoo serve", rates)
+    for report, rates in request_rates():
+        yield load(report, "Serving: Wide & Deep, single rows", "requests", "zoo serve", rates)
 
 
 def loads() -> list[Load]:

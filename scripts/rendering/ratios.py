@@ -180,7 +180,9 @@ def texts() -> Iterator[Case]:
 
 def quantizers() -> Iterator[Case]:
     """Yields third-party ONNX models: int8 files in the same engine, and engines with their own fastest file."""
-    for report in (file for kind in ("own-models", "detectors", "exported") for file in markdown.reports(PEERS, kind)):
+    origins = {"own-models": "third-party", "detectors": "third-party", "exported": "exported"}  # by kind of report
+    reports = ((origin, report) for kind, origin in origins.items() for report in markdown.reports(PEERS, kind))
+    for origin, report in reports:
         for model in report.content["models"]:
             fastest: dict[str, float] = {}
             for engine, settings in model.get("milliseconds", {}).items():
@@ -188,10 +190,9 @@ def quantizers() -> Iterator[Case]:
                 fastest = {name: min(times.get(name, inf), fastest.get(name, inf)) for name in {**fastest, **times}}
                 yield from _files(report, f"in {engine}", times)
             yield from _files(report, "each in its fastest engine", fastest)
-            kind = "exported networks" if report.path.name.startswith("exported") else "third-party networks"
             first = {str(model.get("batch", 1)): model.get("milliseconds", {})}
             for size, engines in {**first, **model.get("larger", {})}.items():
-                yield from _case(report, "Speed and quality", f"{kind}, batch {size}", rivals(engines))
+                yield from _case(report, "Speed and quality", f"{origin} networks, batch {size}", rivals(engines))
             yield from _opened(report, model.get("opening", {}))
 
 
@@ -231,14 +232,19 @@ def rivals(engines: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict[str
     }
 
 
-def servers() -> Iterator[Case]:
-    """Yields requests of one row over HTTP, and scoring in shards."""
+def request_rates() -> Iterator[tuple[Report, dict[str, float]]]:
+    """Yields the reports of servers, with the requests of one row per second that each server answered."""
     for report in markdown.reports(PEERS, "serving"):
         for part in report.content["parts"]:
             if part["part"] == "peers":
                 measured = [row for row in part["found"] if "left_out" not in row]
-                rates = {row["server"]: row["requests_per_second"]["median"] for row in measured}
-                yield from _rates(report, "Servers", "requests of one row, 64 connections", "zoo serve", rates)
+                yield report, {row["server"]: row["requests_per_second"]["median"] for row in measured}
+
+
+def servers() -> Iterator[Case]:
+    """Yields requests of one row over HTTP, and scoring in shards."""
+    for report, rates in request_rates():
+        yield from _rates(report, "Servers", "requests of one row, 64 connections", "zoo serve", rates)
     for report in markdown.reports(PEERS, "cluster"):
         rates = {way: row["rows_per_second"] for way, row in report.content["results"].items()}
         peers = ("one process", "ray data, onnxruntime, a running cluster")

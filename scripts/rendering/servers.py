@@ -111,11 +111,11 @@ def scored(report: Mapping[str, Any], source: str) -> str:
         rate = f"{case['rows_per_second']:,}"
         rows.append([way, f"{case['rows']:,}", f"{case['seconds']:.1f}", rate, *memory, equal])
     head = ["", "rows", "seconds", "rows/s", "MB, largest process", "MB, largest actor", "results"]
-    return (
-        f"{report['model']}, {report['rows']:,} rows in {report['files']} Parquet files, process start to "
-        f"end, by `scripts/peers/distributed/cluster.py` ({source}). {report.get('note', '')}\n\n"
-        f"{markdown.table(head, rows)}"
+    text = (
+        f"{report['model']}, {report['rows']:,} rows in {report['files']} Parquet files, process start to end, by "
+        f"`scripts/peers/distributed/cluster.py` ({source})."
     )
+    return _with_note(text, report, markdown.table(head, rows))
 
 
 def ray_served(report: Mapping[str, Any], source: str) -> str:
@@ -125,11 +125,16 @@ def ray_served(report: Mapping[str, Any], source: str) -> str:
         times = [f"{case[name]:,.1f}" for name in ("rate", "p50", "p99")]
         rows.append([case["way"], f"{case['rows']}", *times])
     head = ["", "rows per request", "requests/s", "p50, ms", "p99, ms"]
-    return (
+    text = (
         f"{report['model']}, one worker and one replica, {report['clients']} clients, interleaved, by "
-        f"`scripts/peers/serving/ray_serve.py` ({source}). {report.get('note', '')}\n\n"
-        f"{markdown.table(head, rows)}"
+        f"`scripts/peers/serving/ray_serve.py` ({source})."
     )
+    return _with_note(text, report, markdown.table(head, rows))
+
+
+def _with_note(text: str, report: Mapping[str, Any], table: str) -> str:
+    """Returns a text, the report's note and a table."""
+    return f"{text} {report.get('note', '')}\n\n{table}"
 
 
 def exchanged(report: Mapping[str, Any], source: str) -> str:

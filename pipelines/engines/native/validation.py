@@ -47,9 +47,8 @@ EXACT = 0.01  # difference of int8 kernels with the scales of the reference, as 
 DECIDED = 10  # times what rounded inputs or optimizations change in the reference; native kernels differ by 6 times it
 MAP = 64  # values of a sample from which classes are compared
 SAME = 1e-6  # difference of a sample alone and in a batch, as a share of the power; only float remainders have any
-MIXED = (
-    0.01  # the same, as a share of the difference of two samples: float parts before int8 layers may round otherwise
-)
+# the same, as a share of the difference of two samples: float parts before int8 layers may round otherwise
+MIXED = 0.01
 DIFFERS = "a sample in the batch differs from the sample alone"
 Run = Callable[[Batch], dict[str, NDArray[Any]]]
 # (batch, outputs of the kernels) -> outputs to compare with them
