@@ -4,15 +4,16 @@ FOLDER holds, of every model, NAME.onnx, NAME.calib.npz and NAME.test.npz: an ar
 first axis counts samples. A sample is of the input's rank, or lacks its batch axis. All settings get the same file and
 samples; peers get the file brought to opset 13 where it is older.
 
-Reported of each: SQNR of all outputs against the float file's in onnxruntime, in dB, over all test samples one at a
-time, in all engines, which open the files as they are (shapes stay dynamic); the agreement of the first output, see
-`agreement`; size; CPU seconds and peak memory of the quantization in a process of its own, on one core; every core
-quantizes a model at once. Then all files of a model are timed on test samples in each engine, in turn, on one thread
-and one core; files with a native form also in this project's native kernels. OpenVINO gets the shapes of the batch, as
-static shapes are faster. "openvino" computes float operators in float32; "openvino-default" computes them in bfloat16
-on CPUs that have it, as OpenVINO does by default. --batch lists the batch sizes; files that fix another size are timed
-at these sizes in OpenVINO alone. Of the models of --opened, each engine also opens the float file and the one of
-"zoo" in new processes, see `opening`. A setting that fails is left out, with its error. Needs the `peers` extra.
+Reported of each: SQNR of all outputs (of texts without padding) against the float file's in onnxruntime, in dB, over
+all test samples one at a time, in all engines, which open the files as they are (shapes stay dynamic); the agreement of
+the first output, see `agreement`; size; CPU seconds and peak memory of the quantization in a process of its own, on one
+core; every core quantizes a model at once. Then all files of a model are timed on test samples in each engine, in turn,
+on one thread and one core; files with a native form also in this project's native kernels. OpenVINO gets the shapes of
+the batch, as static shapes are faster. "openvino" computes float operators in float32; "openvino-default" computes them
+in bfloat16 on CPUs that have it, as OpenVINO does by default. --batch lists the batch sizes; files that fix another
+size are timed at these sizes in OpenVINO alone. Of the models of --opened, each engine also opens the float file and
+the one of "zoo" in new processes, see `opening`. A setting that fails is left out, with its error. Needs the `peers`
+extra.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from pipelines.core import machine
 from pipelines.core.batches import joined, resized
 from pipelines.core.errors import RequestError
 from pipelines.core.progress import progress
-from pipelines.graph import io
+from pipelines.graph import io, token_mask
 from scripts.peers import harness, processes
 from scripts.peers.quantization import opening, settings
 from scripts.peers.quantization.settings import RUNS, Array, nncf, onnxruntime_dynamic, onnxruntime_static
@@ -133,6 +134,19 @@ def _make(setting: str, work: Work, target: Path) -> dict[str, Any]:
 # ----------------------------------------------------------------------------------------------------------- measuring
 
 
+def at_tokens(feed: Feed, results: Sequence[Array]) -> list[Array]:
+    """Returns results without the padded positions of texts, which mean nothing.
+
+    Args:
+        feed: Inputs of one sample; one that `token_mask` knows, [n, tokens], is 0 at padding.
+        results: Results for the sample; those [n, tokens, ...] become [positions, ...].
+    """
+    mask = next((feed[name] for name in token_mask.NAMES if name in feed), None)
+    if mask is None or mask.ndim != 2:
+        return list(results)
+    return [result[mask != 0] if result.shape[:2] == mask.shape else result for result in results]
+
+
 def sqnr(expected: Sequence[Sequence[Array]], results: Sequence[Sequence[Array]]) -> float:
     """Returns the SQNR in dB over all floating-point outputs and samples; each output is scaled to power 1."""
     noise = []
@@ -180,7 +194,7 @@ def accuracy(path: Path, engine: str, samples: Sequence[Feed], expected: Sequenc
     """Returns SQNR and agreement in one engine; its error where it fails."""
     try:
         run = RUNS[engine](path, machine.cores())
-        results = [run(sample) for sample in samples]
+        results = [at_tokens(sample, run(sample)) for sample in samples]
         return {"sqnr_db": sqnr(expected, results), **agreement(expected, results)}
     except Exception as error:  # any engine's own kinds
         return {"failed": harness.reason(error)}
@@ -190,7 +204,7 @@ def _prepare(original: Path, target: Path, samples: Path) -> tuple[list[Feed], l
     modernize(original, target)
     tested = feeds(target, samples)
     run = RUNS["onnxruntime"](original, machine.cores())
-    return tested, [run(sample) for sample in tested]
+    return tested, [at_tokens(sample, run(sample)) for sample in tested]
 
 
 class Quantized(NamedTuple):

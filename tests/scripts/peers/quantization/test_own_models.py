@@ -43,6 +43,14 @@ def test_every_output_counts_alike():
     assert own_models.sqnr(expected, expected) == 200
 
 
+def test_padding_of_texts_does_not_count():
+    feed = {"input_ids": np.array([[5, 6, 0]]), "attention_mask": np.array([[1, 1, 0]])}
+    tokens, pooled = np.arange(6.0).reshape(1, 3, 2), np.ones((1, 2))
+    left, same = own_models.at_tokens(feed, [tokens, pooled])
+    assert left.tolist() == [[0, 1], [2, 3]]
+    assert same is pooled
+
+
 def test_agreement_is_of_classes_or_of_the_side_of_a_half():
     two = [[np.array([[0.1, 0.9], [0.8, 0.2]])], [np.array([[0.1, 0.9], [0.2, 0.8]])]]
     assert own_models.agreement(two[:1], two[1:])["agreement"] == 50
