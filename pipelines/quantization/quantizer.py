@@ -28,9 +28,16 @@ from pipelines.quantization.algorithms.equalize_channels import scale_channels
 from pipelines.quantization.algorithms.smooth_channels import smooth_channels
 from pipelines.quantization.algorithms.split_channels import split_channels
 from pipelines.quantization.calibration.table import CalibrationTable
-from pipelines.quantization.qdq import elementwise, embedding_tables, engine_quirks, layers, shared_ranges, weight_only
+from pipelines.quantization.qdq import (
+    elementwise,
+    embedding_tables,
+    engine_quirks,
+    layers,
+    quantize_early,
+    shared_ranges,
+    weight_only,
+)
 from pipelines.quantization.qdq.insertion import QdqInserter
-from pipelines.quantization.qdq.quantize_early import QuantizeEarly
 from pipelines.quantization.qdq.scales import QuantizedWeights, dequantized_qparams
 from pipelines.quantization.recipe import QuantRecipe, matching
 from pipelines.rewrites.driver import CleanUp
@@ -341,7 +348,7 @@ def propagate_int8(model: ir.Model, recipe: QuantRecipe) -> dict[str, str]:
     Returns:
         Reason by name of operators that move float32.
     """
-    early = QuantizeEarly(recipe.quantize_tables, recipe.keeps_float, recipe.tie_tables)
+    early = quantize_early.QuantizeEarly(recipe.quantize_tables, recipe.keeps_float, recipe.tie_tables)
     while early(model).modified:
         pass
     return early.refused
@@ -381,6 +388,7 @@ def work_around_engines(inserter: QdqInserter) -> None:
     """
     for node in list(inserter.graph):
         engine_quirks.dequantize_around_transpose(node, inserter.taken)
+        quantize_early.dequantize_before_subgraph(node, inserter.taken)
         inserter.helpers |= engine_quirks.pad_all_axes(node, inserter.taken)
         inserter.helpers |= engine_quirks.cast_untyped_results(node, inserter.taken)
         if (squeeze := engine_quirks.keep_reduced_axes(node, inserter.taken)) is not None:

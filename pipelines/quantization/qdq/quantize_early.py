@@ -57,6 +57,42 @@ def moves(node: ir.Node) -> bool:
     return node.op_type in MOVES
 
 
+PROPAGATED = ("MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")  # onnxruntime inserts QDQ behind them
+
+
+def dequantize_before_subgraph(move: ir.Node, taken: set[str]) -> bool:
+    """Move(DQ(q)) = DQ(Move(q)), where a subgraph reads the result, also behind further moves.
+
+    Args:
+        move: Operator.
+        taken: Names in use; new ones are added.
+
+    Returns:
+        Whether it was such an operator.
+    """
+    dequantize, y = query.producer(move.inputs[0], "DequantizeLinear"), move.outputs[0]
+    scale = query.constant(dequantize.inputs[1]) if dequantize is not None else None
+    if dequantize is None or scale is None or scale.size != 1 or not _is_read_in_subgraph(move):
+        return False
+    assert dequantize.inputs[0] is not None and isinstance(move.graph, ir.Graph)
+    inputs = [y, *dequantize.inputs[1:]]
+    after = edit.node("DequantizeLinear", inputs, f"{y.name}.dequantized", dtype=ir.DataType.FLOAT, taken=taken)
+    after.outputs[0].shape, y.type = y.shape, dequantize.inputs[0].type
+    y.replace_all_uses_with(after.outputs[0], replace_graph_outputs=True)
+    if after.outputs[0].is_graph_output():
+        y.name, after.outputs[0].name = after.outputs[0].name, y.name
+    after.replace_input_with(0, y)
+    move.replace_input_with(0, dequantize.inputs[0])
+    move.graph.insert_after(move, after)
+    return True
+
+
+def _is_read_in_subgraph(move: ir.Node) -> bool:
+    """Whether an operator of `PROPAGATED` is read in a subgraph, directly or through such operators."""
+    readers = move.outputs[0].consumers() if move.op_type in PROPAGATED else ()
+    return any(reader.graph is not move.graph or _is_read_in_subgraph(reader) for reader in readers)
+
+
 class QuantizeEarly(Rewrite):
     """Q(Move(x)) = Move(Q(x)), Q(Concat(a, b)) = Concat(Q(a), Q(b)), Q(Gather(T, i)) = Gather(Q(T), i), Q(DQ(q)) = q.
 

@@ -3,9 +3,11 @@
 import numpy as np
 import onnx_ir as ir
 import pytest
-from helpers.rewriting import integers, model, ops, reasons, rewritten
+from helpers.rewriting import integers, model, ops, reasons, rewritten, run
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from pipelines.quantization.qdq.quantize_early import QuantizeEarly
+from pipelines.graph import query
+from pipelines.quantization.qdq.quantize_early import QuantizeEarly, dequantize_before_subgraph
 
 STEP = {"s": np.float32(0.02), "z": np.uint8(100)}
 
@@ -109,3 +111,29 @@ def test_quantize_early_with_an_output_read_twice_quantizes_it_where_all_read_by
     net = model(text, **STEP)
     rewritten(net, QuantizeEarly(), exact=True, a=normal(4, 2), b=normal(4, 3))
     assert ops(net) == ["QuantizeLinear", "QuantizeLinear", "Concat", "Transpose"]
+
+
+BRANCHES = """(float[n,1,6] x, bool c) => (float[a,b] y, float[a,b] t) {
+    q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) l = Squeeze(d, one) t = Transpose<perm=[1,0]>(l)
+    y = If (c) <then_branch = f () => (float[a,b] p) { p = Neg(t) }, else_branch = g () => (float[a,b] r) { r = Abs(t) }> }"""
+
+
+def test_integers_are_moved_before_a_subgraph(normal):
+    net, x = model(BRANCHES, **STEP, one=integers(1)), normal(4, 1, 6)
+    before, taken = run(net, x=x, c=np.array(True)), query.used_names(net.graph)
+    assert [dequantize_before_subgraph(node, taken) for node in list(net.graph)] == [False, False, True, True, False]
+    RemoveUnusedNodesPass()(net)
+    assert ops(net) == ["QuantizeLinear", "Squeeze", "Transpose", "DequantizeLinear", "If"]
+    after = run(net, optimized=True, x=x, c=np.array(True))  # aborted the process before
+    assert before.keys() == after.keys() and all(np.array_equal(before[name], after[name]) for name in before)
+
+
+def test_floats_are_moved_where_no_subgraph_reads(normal):
+    net = model(
+        BRANCHES.replace("p = Neg(t)", "p = Neg(h)")
+        .replace("r = Abs(t)", "r = Abs(h) ")
+        .replace("y = If", "h = Relu(t) y = If"),
+        **STEP,
+        one=integers(1),
+    )
+    assert not any(dequantize_before_subgraph(node, query.used_names(net.graph)) for node in list(net.graph))
