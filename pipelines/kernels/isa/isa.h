@@ -317,6 +317,12 @@ struct PixelRow {
     int64_t pitch;
 };
 
+// A linear layer of each of `groups` runs of a pixel's floats: weight [outputs, inputs], bias [outputs].
+struct GroupLinear {
+    int64_t groups, inputs, outputs;
+    const float *weight, *bias;
+};
+
 // A convolution, of which every output pixel reads a window: `stretches` of `stretch` bytes, whole fours, each at its offset.
 struct Dense {
     int64_t stretches, stretch, outputs;  // outputs: whole 16
@@ -402,6 +408,10 @@ struct ImageKernels {
     void (*interleave)(const uint8_t *const *planes, uint8_t fill, int64_t n, uint8_t *out);
     // table[each of n bytes]
     void (*lookup)(const uint8_t *table, const uint8_t *x, uint8_t *out, int64_t n);
+    // the same of rows of n bytes each, whole 16, as floats
+    void (*lookup_floats)(const float *table, const PixelRow<const uint8_t> &x, const PixelRow<float> &out, int64_t rows, int64_t n);
+    // the addresses of n pixels, each `step` bytes behind the one before it; there is room for whole eights
+    void (*list_pixels)(const void *first, int64_t step, int64_t n, void *addresses);
     // `rounds` of exact products in registers alone, which no kernel outruns: returns how many products they were
     int64_t (*products)(int64_t rounds);
 
@@ -421,6 +431,8 @@ struct ImageKernels {
     void (*add_squares)(const float *x, const float *mean, int64_t n, float *out);
     // exp(x - max) / sum over each of `groups` runs of `size` floats of n pixels; pitches in floats
     void (*softmax)(const float *x, int64_t x_pitch, int64_t groups, int64_t size, int64_t n, float *out, int64_t out_pitch);
+    // of each of `groups` runs of `inputs` floats of n pixels: their products with weight [outputs, inputs], plus bias [outputs]
+    void (*group_linear)(const GroupLinear &, const PixelRow<const float> &x, const PixelRow<float> &out, int64_t n);
 };
 
 // One instruction set's version of the kernels.

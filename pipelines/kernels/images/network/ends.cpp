@@ -70,15 +70,15 @@ void transpose(const uint8_t *from, int64_t step, uint8_t *to, int64_t pitch) {
     for (int64_t i = 0; i < 16; ++i) std::memcpy(to + i * pitch, rows + i, sizeof(Sixteen));
 }
 
-constexpr int64_t kTile = 64;  // pixels at a time
+constexpr int64_t kTile = 320;  // pixels at a time, at most: results of a channel that processors fetch ahead
 
-// The channels of kTile pixels, each byte of `step` in a row: of(bytes of a channel, channel) of each.
+// The channels of n pixels, whole 16, each byte of `step` in a row: of(rows of bytes, the first one's channel, how many) of up to 16.
 template <class Of>
-void each_plane(const uint8_t *pixels, int64_t step, int64_t channels, Of of) {
+void each_plane(const uint8_t *pixels, int64_t step, int64_t channels, int64_t n, Of of) {
     alignas(64) uint8_t planes[16 * kTile];
     for (int64_t c = 0; c < channels; c += 16) {
-        for (int64_t p = 0; p < kTile; p += 16) transpose(pixels + p * step + c, step, planes + p, kTile);
-        for (int64_t i = 0; i < std::min<int64_t>(16, channels - c); ++i) of(planes + i * kTile, c + i);
+        for (int64_t p = 0; p < n; p += 16) transpose(pixels + p * step + c, step, planes + p, kTile);
+        of(PixelRow<const uint8_t>{planes, kTile}, c, std::min<int64_t>(16, channels - c));
     }
 }
 
@@ -101,8 +101,12 @@ void Network::dequantize(int64_t x, float scale, int32_t zero, bool last, const 
                 if (!layout(x).floats() && !table && channels % 16 == 0) isa_.images->dequantize(row + p * step, scale, zero, channels, out);
                 else for (int64_t c = 0; c < channels; ++c) out[c] = real(row + p * step, c);
             int64_t p = 0;
-            for (; !last && !layout(x).floats() && step >= 16 && p + kTile <= count; p += kTile)
-                each_plane(row + p * step, step, channels, [&](const uint8_t *bytes, int64_t c) { plane(bytes, out + c * pitch + p); });
+            for (int64_t n; !last && !layout(x).floats() && step >= 16 && p + 16 <= count; p += n) {
+                n = std::min(kTile, (count - p) / 16 * 16);
+                each_plane(row + p * step, step, channels, n, [&](const PixelRow<const uint8_t> &bytes, int64_t c, int64_t planes) {
+                    plane(bytes, PixelRow<float>{out + c * pitch + p, pitch}, planes, n);
+                });
+            }
             for (constexpr int64_t kLine = 16; !last && p < count; p += kLine)  // pixels whose results of a channel are a cache line
                 for (int64_t c = 0; c < channels; ++c)
                     for (int64_t i = p; i < std::min(count, p + kLine); ++i) out[c * pitch + i] = real(row + i * step, c);
@@ -110,11 +114,11 @@ void Network::dequantize(int64_t x, float scale, int32_t zero, bool last, const 
     };
     step(-1, {x}, height, [=, floats = layout(x).floats(), looks_up = table != nullptr](const Sample &s, int64_t begin, int64_t end) {
         const auto real_of = [](const uint8_t *pixel, int64_t c) { return reinterpret_cast<const float *>(pixel)[c]; };
-        if (floats) return write(s, begin, end, real_of, [](const uint8_t *, float *) {});
+        if (floats) return write(s, begin, end, real_of, [](const PixelRow<const uint8_t> &, const PixelRow<float> &, int64_t, int64_t) {});
         const float *of = reals.data();
-        write(s, begin, end, [of](const uint8_t *pixel, int64_t c) { return of[pixel[c]]; }, [=](const uint8_t *bytes, float *out) {
-            if (looks_up) std::transform(bytes, bytes + kTile, out, [of](uint8_t byte) { return of[byte]; });
-            else isa_.images->dequantize(bytes, scale, zero, kTile, out);
+        write(s, begin, end, [of](const uint8_t *pixel, int64_t c) { return of[pixel[c]]; }, [=](const PixelRow<const uint8_t> &bytes, const PixelRow<float> &out, int64_t planes, int64_t n) {
+            if (looks_up) return isa_.images->lookup_floats(of, bytes, out, planes, n);
+            for (int64_t c = 0; c < planes; ++c) isa_.images->dequantize(bytes.data + c * bytes.pitch, scale, zero, n, out.data + c * out.pitch);
         });
     });
     result_count_ = before + pixels * channels;

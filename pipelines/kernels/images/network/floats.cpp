@@ -14,18 +14,6 @@
 namespace zoo {
 namespace {
 
-// The sum of products in 16 lanes, of which the upper half is added to the lower one until one is left: sum_lanes of transformer/reference/rows.py.
-float dot(const float *x, const float *weight, int64_t n) {
-    float lanes[16] = {};
-    int64_t k = 0;
-    for (; k + 16 <= n; k += 16)
-        for (int64_t lane = 0; lane < 16; ++lane) lanes[lane] += x[k + lane] * weight[k + lane];
-    for (int64_t lane = 0; k + lane < n; ++lane) lanes[lane] += x[k + lane] * weight[k + lane];
-    for (int64_t half = 8; half > 0; half /= 2)
-        for (int64_t lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
-    return lanes[0];
-}
-
 // e log 2 + log(1 + m) by a polynomial: FloatLog of images/steps/activation.py.
 float natural_log(float x) {
     if (!(x > 0) || x == std::numeric_limits<float>::infinity())
@@ -192,10 +180,7 @@ void Network::group_linear(Operand x, Operand out, const float *weight, const fl
     const std::vector<float> weights(weight, weight + inputs * outputs), biases(bias, bias + outputs);
     const int64_t from = round_up(channels, 16), pixel = round_up(groups * outputs, 16);
     float_step({x}, out, [=](const float *const *xs, int64_t n, float *to, int64_t) {
-        const float *row = xs[0];
-        for (int64_t i = 0; i < n; ++i, row += from, to += pixel)
-            for (int64_t g = 0; g < groups; ++g)
-                for (int64_t o = 0; o < outputs; ++o) to[g * outputs + o] = dot(row + g * inputs, weights.data() + o * inputs, inputs) + biases[static_cast<size_t>(o)];
+        isa_.images->group_linear({groups, inputs, outputs, weights.data(), biases.data()}, {xs[0], from}, {to, pixel}, n);
     });
 }
 

@@ -4,22 +4,32 @@
 #include <cstring>
 #include <numeric>
 #include <stdexcept>
+#include <type_traits>
 #include <utility>
 
 namespace zoo {
 namespace {
 
 constexpr int64_t kPixels = 240;     // pixels per list of windows
+constexpr int64_t kListed = kPixels + 8;  // of which whole eights are written
 constexpr int64_t kTable = 256;      // bytes of a table
 constexpr int64_t kFresh = 1 << 15;  // bytes of results that are still in L1 when a table is applied to them
 
-// The same bytes of each of n pixels; whole sixteens without a call of memcpy.
+// The same bytes of each of n pixels; some counts are constants, without a call of memcpy and a loop for each pixel.
+template <class Bytes>
+void copy_pixels_of(const PixelRow<const uint8_t> &x, const PixelRow<uint8_t> &out, Bytes bytes, int64_t n) {
+    const uint8_t *from = x.data;
+    uint8_t *to = out.data;
+    for (int64_t p = 0; p < n; ++p, from += x.pitch, to += out.pitch) std::memcpy(to, from, static_cast<size_t>(bytes));
+}
 void copy_pixels(const PixelRow<const uint8_t> &x, const PixelRow<uint8_t> &out, int64_t bytes, int64_t n) {
-    for (int64_t p = 0; p < n; ++p) {
-        const uint8_t *from = x.data + p * x.pitch;
-        uint8_t *to = out.data + p * out.pitch;
-        if (bytes % 16) std::memcpy(to, from, static_cast<size_t>(bytes));
-        else for (int64_t b = 0; b < bytes; b += 16) std::memcpy(to + b, from + b, 16);
+    switch (bytes) {
+        case 8: return copy_pixels_of(x, out, std::integral_constant<int64_t, 8>(), n);
+        case 16: return copy_pixels_of(x, out, std::integral_constant<int64_t, 16>(), n);
+        case 32: return copy_pixels_of(x, out, std::integral_constant<int64_t, 32>(), n);
+        case 64: return copy_pixels_of(x, out, std::integral_constant<int64_t, 64>(), n);
+        case 128: return copy_pixels_of(x, out, std::integral_constant<int64_t, 128>(), n);
+        default: return copy_pixels_of(x, out, bytes, n);
     }
 }
 
@@ -233,10 +243,10 @@ void Network::convolution(int64_t x, int64_t out, const ConvolutionShape &shape,
         for (int64_t k = 0; k < c.stretches(); ++k)
             offsets[static_cast<size_t>(k)] = c.whole_rows() ? k * dilations[0] * from.row()
                                                             : k / c.columns * dilations[0] * from.row() + k % c.columns * dilations[1] * from.pitch;
-        const uint8_t *in[kPixels], *other[kPixels], *moved[kPixels];
-        uint8_t *to[kPixels], *shifted[kPixels];
-        float *floats[kPixels];
-        const float *added[kPixels];
+        const uint8_t *in[kListed], *other[kListed], *moved[kListed];
+        uint8_t *to[kListed], *shifted[kListed];
+        float *floats[kListed];
+        const float *added[kListed];
         const int64_t whole = round_up(c.outputs, 16);
         Buffer<float> results(out < 0 ? kPixels * whole : 0);
         const int64_t sample_pixels = (end - begin) * width;  // pixels of a sample
@@ -248,14 +258,10 @@ void Network::convolution(int64_t x, int64_t out, const ConvolutionShape &shape,
             for (int64_t i = 0; i < n;) {
                 const Sample &s = *of_pixels;
                 const int64_t end_of_row = std::min(n, i + width - column);
-                const auto list = [&](auto &of, auto first, int64_t step) {
-                    int64_t j = i;
-                    for (; j + 4 <= end_of_row; j += 4, first += 4 * step) of[j] = first, of[j + 1] = first + step, of[j + 2] = first + 2 * step, of[j + 3] = first + 3 * step;
-                    for (; j < end_of_row; ++j, first += step) of[j] = first;
-                };
+                const auto list = [&](auto &of, const uint8_t *first, int64_t step) { isa_.images->list_pixels(first, step, end_of_row - i, of + i); };
                 list(in, window(s, y, column), strides[1] * from.pitch);
                 if (out >= 0) list(to, s.pixel(layout(out), y, column), layout(out).pitch);
-                if (residual >= 0) list(added, reinterpret_cast<const float *>(s.pixel(layout(residual), y, column)), layout(residual).pitch / 4);
+                if (residual >= 0) list(added, s.pixel(layout(residual), y, column), layout(residual).pitch);
                 if (summed) list(other, s.pixel(layout(adds.other), y, column), layout(adds.other).pitch);
                 column += end_of_row - i, i = end_of_row;
                 if (column == width) column = 0, ++y;

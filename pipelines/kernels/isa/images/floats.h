@@ -55,12 +55,13 @@ inline Vec multiply_add(Vec a, Vec b, Vec c) {
 #endif
 }
 
-// clip(rint(scaled(x)) + zero, 0, 255), NaN as 0
-template <class Scaled>
+// clip(rint(scaled(x)) + zero, 0, 255), NaN as 0. Ahead: floats that come into the cache meanwhile.
+template <int64_t Ahead = 0, class Scaled>
 inline void quantize_vectors(const float *x, int64_t n, uint8_t *out, const ByteStore &bytes, Scaled scaled) {
     int64_t i = 0;
     for (; i + 4 * kVecLanes <= n; i += 4 * kVecLanes) {
         Vec four[4];
+        if constexpr (Ahead > 0) unroll<4>([&](auto v) ZOO_INLINE { __builtin_prefetch(x + i + Ahead + v.value * kVecLanes); });
         unroll<4>([&](auto v) ZOO_INLINE { four[v.value] = scaled(load_float<Vec>(x + i + v.value * kVecLanes)); });
         bytes.store(out + i, four);
     }
@@ -73,11 +74,14 @@ inline void quantize_vectors(const float *x, int64_t n, uint8_t *out, const Byte
     std::memcpy(out + i, tail_bytes, static_cast<size_t>(n - i));
 }
 
+// Pixels of images, whose rows are too short for the processor to fetch them ahead by itself.
+constexpr int64_t kFetchedAhead = 1024;
+
 void quantize_bytes(const float *x, float scale, int32_t zero, int64_t n, uint8_t *out) {
 #if defined(__FMA__)
     if (scale > 0x1p-60f && scale < 0x1p60f) {  // no quotient that matters is denormal
         const Vec divisor = broadcast<Vec>(scale), inverse = broadcast<Vec>(1.0f / scale);
-        quantize_vectors(x, n, out, ByteStore(zero), [=](Vec value) ZOO_INLINE {
+        quantize_vectors<kFetchedAhead>(x, n, out, ByteStore(zero), [=](Vec value) ZOO_INLINE {
             const Vec rough = value * inverse;  // its remainder corrects it to the rounded quotient (Markstein 1990), faster than a division
             const Vec quotient = multiply_add(multiply_add(-rough, divisor, value), inverse, rough);
             return rough < 65536.0f && rough > -65536.0f ? quotient : rough;  // beyond, and infinite: a limit of the bytes
@@ -85,7 +89,7 @@ void quantize_bytes(const float *x, float scale, int32_t zero, int64_t n, uint8_
         return;
     }
 #endif
-    quantize_vectors(x, n, out, ByteStore(zero), [=](Vec value) ZOO_INLINE { return value / scale; });
+    quantize_vectors<kFetchedAhead>(x, n, out, ByteStore(zero), [=](Vec value) ZOO_INLINE { return value / scale; });
 }
 
 void quantize_floats(const float *x, float factor, int32_t zero, int64_t n, uint8_t *out) {
@@ -116,7 +120,24 @@ void add_squares(const float *x, const float *mean, int64_t n, float *out) {
     for (int64_t i = 0; i < n; ++i) out[i] = out[i] + (x[i] - mean[i]) * (x[i] - mean[i]);
 }
 
+// Eight runs of sixteen floats at a time: single ones would wait for their own sums.
+inline void softmax_eight(const float *x, float *out) {
+    Vec weights[8];
+    float largest[8], sums[8];
+    unroll<8>([&](auto i) ZOO_INLINE { weights[i.value] = load_float<Vec>(x + 16 * i.value); });
+    largest_of_each<float, 8>(weights, largest);
+    unroll<8>([&](auto i) ZOO_INLINE { weights[i.value] = exponential(weights[i.value] - broadcast<Vec>(largest[i.value])); });
+    reduce_each<float, 8>(weights, sums, [](auto a, auto b) ZOO_INLINE { return a + b; });
+    unroll<8>([&](auto i) ZOO_INLINE { sums[i.value] = 1.0f / sums[i.value]; });
+    unroll<8>([&](auto i) ZOO_INLINE { store_float(out + 16 * i.value, weights[i.value] * sums[i.value]); });
+}
+
 void softmax_groups(const float *x, int64_t x_pitch, int64_t groups, int64_t size, int64_t n, float *out, int64_t out_pitch) {
+    if (kVecLanes == 16 && size == 16 && x_pitch == 16 * groups && out_pitch == x_pitch) {  // all runs follow each other
+        const int64_t eights = n * groups / 8;
+        for (int64_t i = 0; i < eights; ++i) softmax_eight(x + 128 * i, out + 128 * i);
+        x += 128 * eights, out += 128 * eights, n = n * groups - 8 * eights, groups = 1, x_pitch = out_pitch = 16;
+    }
     auto *spare = static_cast<float *>(kernel_scratch(round_up(size, kLanes) * static_cast<int64_t>(sizeof(float))));
     for (int64_t i = 0; i < n; ++i, x += x_pitch, out += out_pitch)
         for (int64_t g = 0; g < groups; ++g) {
@@ -127,6 +148,36 @@ void softmax_groups(const float *x, int64_t x_pitch, int64_t groups, int64_t siz
             for (int64_t k = 0; k < size; ++k) result[k] *= inverse;
             if (result == spare) std::memcpy(out + g * size, spare, bytes);
         }
+}
+
+// The sum of products in sixteen lanes, then over their tree: sum_lanes of transformer/reference/rows.py.
+inline float dot(const float *x, const float *weight, int64_t n) {
+    Vec16 sums = broadcast<Vec16>(0);
+    int64_t k = 0;
+    for (; k + kLanes <= n; k += kLanes) sums = sums + load_float<Vec16>(x + k) * load_float<Vec16>(weight + k);
+    if (k == n) return reduce_add(sums);
+    float last[kLanes] = {}, last_weights[kLanes] = {};
+    std::memcpy(last, x + k, static_cast<size_t>(n - k) * sizeof(float));
+    std::memcpy(last_weights, weight + k, static_cast<size_t>(n - k) * sizeof(float));
+    return reduce_add(sums + load_float<Vec16>(last) * load_float<Vec16>(last_weights));
+}
+
+void group_linear(const GroupLinear &l, const PixelRow<const float> &x, const PixelRow<float> &out, int64_t n) {
+    int64_t pixel = 0, g = 0;  // of the next run
+    const auto finish = [&](int64_t o, float sum) ZOO_INLINE { out.data[pixel * out.pitch + g * l.outputs + o] = sum + l.bias[o]; };
+    const auto next = [&]() ZOO_INLINE { if (++g == l.groups) g = 0, ++pixel; };
+    if (kVecLanes == 16 && l.inputs == 16 && l.outputs == 1 && x.pitch == 16 * l.groups) {  // all runs follow each other: eight at a time
+        const Vec weight = load_float<Vec>(l.weight);
+        for (int64_t first = 0; first + 8 <= n * l.groups; first += 8) {
+            Vec products[8];
+            float sums[8];
+            unroll<8>([&](auto i) ZOO_INLINE { products[i.value] = load_float<Vec>(x.data + 16 * (first + i.value)) * weight; });
+            reduce_each<float, 8>(products, sums, [](auto a, auto b) ZOO_INLINE { return a + b; });
+            for (float sum : sums) finish(0, sum), next();
+        }
+    }
+    for (; pixel < n; next())
+        for (int64_t o = 0; o < l.outputs; ++o) finish(o, dot(x.data + pixel * x.pitch + g * l.inputs, l.weight + o * l.inputs, l.inputs));
 }
 
 // `Count` pixels of `Parts` vectors of channels, tap after tap.

@@ -111,5 +111,19 @@ inline void interleave(const uint8_t *const *planes, uint8_t fill, int64_t n, ui
     }
 }
 
+inline void list_pixels(const void *first, int64_t step, int64_t n, void *addresses) {
+    constexpr int64_t kLongs = kVecLanes / 2;
+    using Longs = Vector<int64_t, kLongs>::type;
+    Longs next{};
+    for (int64_t l = 0; l < kLongs; ++l) next[l] = l;
+    next = next * step + reinterpret_cast<int64_t>(first);
+    for (int64_t i = 0; i < n; i += kLongs, next += kLongs * step) std::memcpy(static_cast<uint8_t *>(addresses) + 8 * i, &next, sizeof next);
+}
+
+inline void lookup_floats_alone(const float *table, const PixelRow<const uint8_t> &x, const PixelRow<float> &out, int64_t rows, int64_t n) {
+    for (int64_t row = 0; row < rows; ++row)
+        for (int64_t i = 0; i < n; ++i) out.data[row * out.pitch + i] = table[x.data[row * x.pitch + i]];
+}
+
 }  // namespace
 }  // namespace zoo

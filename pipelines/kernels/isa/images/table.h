@@ -15,7 +15,7 @@ constexpr ImageKernels kImageKernels = {
     .depthwise_bytes = depthwise_bytes,
     .pack_depthwise = pack_depthwise,
     .depthwise = depthwise,
-    .sum = sum_bytes,
+    .sum = add_bytes,
     .product = multiply_bytes,
     .max_pool = max_pool,
     .mean = mean,
@@ -24,6 +24,8 @@ constexpr ImageKernels kImageKernels = {
     .quantize_floats = quantize_floats,
     .interleave = interleave,
     .lookup = lookup,
+    .lookup_floats = lookup_floats,
+    .list_pixels = list_pixels,
     .products = products,
     .dequantize = dequantize_bytes,
     .add_floats = add_floats,
@@ -34,6 +36,7 @@ constexpr ImageKernels kImageKernels = {
     .weigh_floats = weigh_floats,
     .add_squares = add_squares,
     .softmax = softmax_groups,
+    .group_linear = group_linear,
 };
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "isa/isa.h"
+#include "isa/vectors/unroll.h"
 
 namespace zoo {
 namespace {
@@ -90,6 +91,33 @@ inline float reduce_add(Pair<T> v) { return reduce_add(v.lo + v.hi); }
 template <class T>
 inline T reduce_max(typename Vector<T, kVecLanes>::type v) {
     return reduce<T, kVecLanes>(v, [](auto a, auto b) { return b > a ? b : a; });
+}
+
+// The same of Count vectors, with the same bits.
+template <class T, int Count, class V, class Join>
+ZOO_INLINE inline void reduce_each(const V *vectors, T *out, Join join) {
+    if constexpr (Count == 8 && kVecLanes == 16) {  // halves of two vectors at a time, then quarters of four, and so on
+        const auto halves = [&](V x, V y) ZOO_INLINE {
+            return join(__builtin_shufflevector(x, y, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23),
+                        __builtin_shufflevector(x, y, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31));
+        };
+        const auto quarters = [&](V x, V y) ZOO_INLINE {
+            return join(__builtin_shufflevector(x, y, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27),
+                        __builtin_shufflevector(x, y, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31));
+        };
+        const V x = quarters(halves(vectors[0], vectors[4]), halves(vectors[2], vectors[6]));
+        const V y = quarters(halves(vectors[1], vectors[5]), halves(vectors[3], vectors[7]));
+        const V pairs = join(__builtin_shufflevector(x, y, 0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29),
+                             __builtin_shufflevector(x, y, 2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31));
+        const auto result = join(__builtin_shufflevector(pairs, pairs, 0, 8, 4, 12, 2, 10, 6, 14), __builtin_shufflevector(pairs, pairs, 1, 9, 5, 13, 3, 11, 7, 15));
+        std::memcpy(out, &result, sizeof result);
+    } else {
+        for (int i = 0; i < Count; ++i) out[i] = reduce<T, kVecLanes>(vectors[i], join);
+    }
+}
+template <class T, int Count, class V>
+ZOO_INLINE inline void largest_of_each(const V *vectors, T *out) {
+    reduce_each<T, Count>(vectors, out, [](auto a, auto b) ZOO_INLINE { return b > a ? b : a; });
 }
 
 template <class V>

@@ -78,6 +78,22 @@ def test_every_step_on_runs(data: st.DataObject) -> None:
     same_bits(network, rng.integers(0, 256, (2, *shape), dtype=np.uint8))
 
 
+@pytest.mark.parametrize("groups", [1, 3, 8])
+def test_runs_of_sixteen_that_follow_each_other(groups: int) -> None:
+    """Eight runs at a time and those behind them, and functions of bytes of whole and partial tiles of pixels."""
+    rng, pixels, runs = np.random.default_rng(groups), 347, (1, 347, 16 * groups)
+    floats = lambda *wide: rng.normal(0, 2, wide).astype(np.float32)  # noqa: E731
+    steps: list[Any] = [
+        Pixels(0, last=True),
+        Softmax(Operand(0, 0.05, 100), Operand(1), 0, 16),
+        GroupLinear(Operand(1), Operand(2), floats(1, 16), floats(1)),
+        Dequantize(2, 1, 0),
+        Dequantize(0, 1, 0, False, floats(256), groups * pixels, pixels),
+    ]
+    network = program(runs, [runs, runs, (1, pixels, groups)], steps, 17 * groups * pixels, floats=frozenset({1, 2}))
+    same_bits(network, rng.integers(0, 256, (2, *runs), dtype=np.uint8))
+
+
 def levels(g: Graph, quantizes: bool = True) -> list[tuple[str, str]]:
     """Boxes [n, 64, side, side] and scores of two levels."""
     x, channels, made = g.quantize("image", 0.02, 128), 3, []

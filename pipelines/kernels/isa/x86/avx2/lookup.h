@@ -2,10 +2,12 @@
 #pragma once
 #include <immintrin.h>
 
-#include <cstdint>
+#include "isa/images/kernels.h"
 
 namespace zoo {
 namespace {
+
+constexpr auto lookup_floats = lookup_floats_alone;
 
 // Sixteen bytes of the table at a time, for the bytes whose upper half names them.
 inline void lookup(const uint8_t *table, const uint8_t *x, uint8_t *out, int64_t n) {

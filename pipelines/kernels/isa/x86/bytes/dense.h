@@ -269,7 +269,7 @@ ZOO_INLINE inline void dense_rows(int64_t rows, const typename Results::Panel &p
     if constexpr (Rows > 1) dense_rows<Results, Rows - 1>(rows, p, first, count, before);
 }
 
-constexpr int64_t kShortInputs = 96;
+constexpr int64_t kShortInputs = 144;
 
 // Of few inputs, whose products take as long as what becomes of them: that of a tile goes between the products of the next. Returns the pixels done.
 template <class Results>
@@ -301,7 +301,7 @@ void dense_panel(const typename Results::Panel &p) {
     constexpr int V = Results::kVectors;
     int64_t done = 0;
     if constexpr (kInts == 16 && V < 4 && sizeof(**p.out) == 1)  // registers for two tiles
-        if (p.inputs() >= 16 && p.inputs() <= (V == 3 ? kShortInputs / 2 : kShortInputs)) done = short_tiles<Results>(p);
+        if (p.inputs() >= 16 && p.inputs() <= kShortInputs / (V == 3 ? 3 : 1)) done = short_tiles<Results>(p);
     int64_t n = p.n - done;
     if constexpr (kInts == 16 && V == 4 && Results::kResult == End::kSummed) {  // of five rows, gcc 12 keeps weights on the stack: six, then four and three
         const int64_t shorter = n % 6, sixes = n / 6 - (n > 6 && shorter != 0 && shorter != 3 && shorter != 4);

@@ -1,10 +1,18 @@
-// Products of images by one pixel, on the operations of an instruction set (its bytes.h).
+// Sums of images, and products of images by one pixel, on the operations of an instruction set (its bytes.h).
 #pragma once
 #include "isa/images/floats.h"
 #include "isa/x86/bytes/dense.h"
 
 namespace zoo {
 namespace {
+
+void add_bytes(const ByteSum &s, const uint8_t *a, const uint8_t *b, uint8_t *out, int64_t count) {
+    constexpr int64_t kVector = 4 * kInts;
+    int64_t done = 0;
+    if (255.0f * (std::abs(s.a_ratio) + std::abs(s.b_ratio)) + std::abs(s.fixed) < 1 << 30)
+        for (const SumOf sum(s); done + kVector <= count; done += kVector) store(out + done, sum.of<4>(load(a + done), load(b + done)));
+    sum_bytes(s, a + done, b + done, out + done, count - done);
+}
 
 // Vectors of bytes go across pixels that follow each other: their factors repeat after `period` of them.
 void multiply_bytes(const ByteProduct &p, const PixelRow<const uint8_t> &x, const PixelRow<const uint8_t> &gate, const PixelRow<uint8_t> &out,
