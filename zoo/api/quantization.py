@@ -32,6 +32,7 @@ from pipelines.quantization.qdq.fused_functions import fuse_functions
 from pipelines.quantization.qdq.layers import integer_layers
 from pipelines.quantization.quantizer import quantize as quantize_model
 from pipelines.quantization.recipe import QuantRecipe
+from pipelines.quantization.taken_branch import TakenBranch, taken_branch
 from pipelines.rewrites import driver
 from pipelines.rewrites.driver import RewriteReport
 from pipelines.rewrites.shared import file_passes
@@ -133,11 +134,10 @@ def calibrate(
         if columns:
             raise RequestError("--column requires a text encoder; an ONNX file takes arrays or images")
         table, path = _calibrate_file(model, output, changes, calibration)
-        effort_used = {"effort": calibration.effort}
     else:
         table, path = _calibrate_folder(open_model(model, preprocess, data), output, changes, calibration)
-        effort_used = {}
-    return {"observer": table.observer, "samples": table.samples, "path": str(path), **effort_used}
+    facts = {"observer": table.observer, "samples": table.samples, "path": str(path)}
+    return facts if own is None else facts | {"effort": effort}
 
 
 def _calibrate_file(
@@ -151,8 +151,7 @@ def _calibrate_file(
     target = output_path(output)
     require_distinct(target, model, *as_list(calibration.data), calibration.preprocess)
     float_model, _ = rewritten(model)
-    samples = calibration.samples(float_model)
-    table = calibration.auto_calibrate(float_model, _changed(OF_FILES, changes), samples)
+    table = calibration.auto_calibrate(float_model, _changed(OF_FILES, changes), calibration.samples(float_model))
     return table, table.save(target)
 
 
@@ -333,11 +332,11 @@ def _quantize_file(
             "--table calibration.json"
         )
     samples = calibration.samples(float_model)
+    if (branch := taken_branch(float_model, samples)) is not None:
+        float_model = branch.model
     table = calibration.auto_calibrate(float_model, recipe, samples)
-    result = _write_int8(
-        float_model, recipe, table, target, report_path, samples, engine=engine, effort=calibration.effort
-    )
-    return result | {"effort": calibration.effort}
+    facts = {"engine": engine, "effort": calibration.effort}
+    return _write_int8(float_model, recipe, table, target, report_path, samples, branch, **facts)
 
 
 def _quantize_folder(
@@ -381,6 +380,7 @@ def _write_int8(
     path: Path,
     report_path: Model | None = None,
     samples: Samples | tuple[()] = (),
+    branch: TakenBranch | None = None,
     engine: str = "auto",
     **facts: str,
 ) -> dict[str, Any]:
@@ -393,11 +393,11 @@ def _write_int8(
         report_html.save(report.explain(float_model, int8, quantized, table, samples) | facts, report_path)
     if engine == "openvino":
         fuse_functions(int8)
-    io.save(int8, path)
+    io.save(int8 if branch is None else branch.restored(int8, recipe, table), path)
     held_out = split_held_out(float_model, samples, table.samples)[0] if samples else ()
     quick = facts.get("effort") == "fast"
     summary = log_warnings(summarize(float_model, int8, quantized, table, held_out, quick=quick, path=path))
-    return {**quantized.to_json(), "path": str(path), "bytes": path.stat().st_size, "summary": summary}
+    return {**quantized.to_json(), "path": str(path), "bytes": path.stat().st_size, "summary": summary, **facts}
 
 
 def _changed(recipe: QuantRecipe, changes: dict[str, Any]) -> QuantRecipe:
