@@ -37,6 +37,40 @@ void clear_tails(float *x, int64_t channels, int64_t n) {
     for (int64_t i = 0; channels < whole && i < n; ++i) std::fill(x + i * whole + channels, x + (i + 1) * whole, 0.0f);
 }
 
+// Constants of pixels, [pixels, channels], of which no more are kept than differ: one row, one value of each pixel, or all.
+class ConstantRows {
+  public:
+    static constexpr int64_t kFloats = 1 << 10;  // of repeated constants, which stay in L1
+
+    ConstantRows(const float *x, int64_t pixels, int64_t channels) : channels_(channels), pixel_(round_up(channels, 16)) {
+        const auto row = [&](int64_t p) { return x + p * channels; };
+        const auto equals_first = [&](int64_t p) { return std::memcmp(row(p), row(0), static_cast<size_t>(channels) * sizeof(float)) == 0; };
+        bool alike = true, even = pixel_ <= kFloats;
+        for (int64_t p = 1; p < pixels && alike; ++p) alike = equals_first(p);
+        for (int64_t p = 0; p < pixels && even; ++p) even = std::all_of(row(p), row(p) + channels, [=](const float &value) { return std::memcmp(&value, row(p), sizeof value) == 0; });
+        repeats_ = alike, even_ = even && !alike;
+        values_ = even_ ? std::vector<float>(static_cast<size_t>(pixels)) : padded_rows(x, alike ? 1 : pixels, channels);
+        for (int64_t p = 0; p < pixels && even_; ++p) values_[static_cast<size_t>(p)] = *row(p);
+        const auto size = static_cast<size_t>(pixel_);
+        while (alike && values_.size() + size <= kFloats) values_.insert(values_.end(), values_.begin(), values_.begin() + pixel_);
+    }
+    // Of `count` pixels, as many as kFloats hold, or one.
+    const float *of(int64_t first, int64_t count, float *spare) const {
+        if (repeats_) return values_.data();
+        if (!even_) return values_.data() + first * pixel_;
+        for (int64_t p = 0; p < count; ++p) {
+            std::fill_n(spare + p * pixel_, channels_, values_[static_cast<size_t>(first + p)]);
+            std::fill_n(spare + p * pixel_ + channels_, pixel_ - channels_, 0.0f);
+        }
+        return spare;
+    }
+
+  private:
+    int64_t channels_, pixel_;
+    bool repeats_, even_;
+    std::vector<float> values_;
+};
+
 }  // namespace
 
 std::vector<float> padded_rows(const float *x, int64_t rows, int64_t columns, int64_t whole) {
@@ -133,10 +167,15 @@ void Network::channel_scale(Operand x, Operand out, const float *gain, const flo
     require(read(x).channels == channels && written(out).channels == channels, "a scale");
     require(pixels == 1 || pixels == pixels_in(out.tensor), "a scale");
     const int64_t pixel = round_up(channels, 16);
-    const std::vector<float> gains = padded_rows(gain, pixels, channels), biases = padded_rows(bias, pixels, channels);
+    const ConstantRows gains(gain, pixels, channels), biases(bias, pixels, channels);
     float_step({x}, out, [=](const float *const *xs, int64_t n, float *to, int64_t first) {
-        if (pixels > 1) return isa_.images->scale_floats(xs[0], gains.data() + first * pixel, biases.data() + first * pixel, n * pixel, to);
-        for (int64_t i = 0; i < n * pixel; i += pixel) isa_.images->scale_floats(xs[0] + i, gains.data(), biases.data(), pixel, to + i);
+        float gain_rows[ConstantRows::kFloats], bias_rows[ConstantRows::kFloats];
+        const int64_t most = std::max<int64_t>(ConstantRows::kFloats / pixel, 1);
+        for (int64_t p = 0; p < n; p += most) {
+            const int64_t count = std::min(most, n - p);
+            const float *gain_of = gains.of(first + p, count, gain_rows), *bias_of = biases.of(first + p, count, bias_rows);
+            isa_.images->scale_floats(xs[0] + p * pixel, gain_of, bias_of, count * pixel, to + p * pixel);
+        }
     });
 }
 

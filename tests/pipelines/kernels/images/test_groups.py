@@ -80,17 +80,21 @@ def test_every_step_on_runs(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("groups", [1, 3, 8])
 def test_runs_of_sixteen_that_follow_each_other(groups: int) -> None:
-    """Eight runs at a time and those behind them, and functions of bytes of whole and partial tiles of pixels."""
+    """Eight runs at a time and those behind them, functions of bytes of partial tiles of pixels, constants of pixels that are alike."""
     rng, pixels, runs = np.random.default_rng(groups), 347, (1, 347, 16 * groups)
     floats = lambda *wide: rng.normal(0, 2, wide).astype(np.float32)  # noqa: E731
+    of_pixels = lambda channels: np.repeat(floats(pixels, 1), channels, axis=1)  # noqa: E731
     steps: list[Any] = [
         Pixels(0, last=True),
         Softmax(Operand(0, 0.05, 100), Operand(1), 0, 16),
         GroupLinear(Operand(1), Operand(2), floats(1, 16), floats(1)),
-        Dequantize(2, 1, 0),
+        ChannelScale(Operand(2), Operand(3), of_pixels(groups), np.tile(floats(1, groups), (pixels, 1))),
+        ChannelScale(Operand(3), Operand(4), np.tile(floats(1, groups), (pixels, 1)), of_pixels(groups)),
+        Dequantize(4, 1, 0),
         Dequantize(0, 1, 0, False, floats(256), groups * pixels, pixels),
     ]
-    network = program(runs, [runs, runs, (1, pixels, groups)], steps, 17 * groups * pixels, floats=frozenset({1, 2}))
+    tensors = [runs, runs, *[(1, pixels, groups)] * 3]
+    network = program(runs, tensors, steps, 17 * groups * pixels, floats=frozenset({1, 2, 3, 4}))
     same_bits(network, rng.integers(0, 256, (2, *runs), dtype=np.uint8))
 
 
