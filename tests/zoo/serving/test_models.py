@@ -222,6 +222,9 @@ def test_photos_come_as_bytes_or_as_a_form(start: Callable[..., Server], opened:
     ):
         status, _, text = server.ask(CIFAR, body, kind)
         assert status == 400 and "\n" not in json.loads(text)["error"]
+    body = b'--cut\r\nContent-Disposition: form-data; name="model"\r\n\r\nmobilenet\r\n--cut--'
+    status, _, text = server.ask(CIFAR, body, "multipart/form-data; boundary=cut")
+    assert status == 400 and json.loads(text)["error"].startswith("the form field 'model' is no image")
 
 
 @pytest.mark.slow

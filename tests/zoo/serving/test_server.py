@@ -14,6 +14,7 @@ import struct
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -214,6 +215,16 @@ def test_a_gzip_body_of_many_members_is_all_of_them_up_to_the_limit(most: int) -
     assert decompress(body, most) == content[: most + 1]
 
 
+@pytest.mark.parametrize("level", [0, 1, 9])
+def test_deflate_may_lack_the_header_of_zlib(level: int) -> None:
+    content = b"a row of a log\n" * 1000
+    raw = zlib.compress(content, level, wbits=-zlib.MAX_WBITS)
+    assert decompress(raw, len(content), "deflate") == content == decompress(zlib.compress(content), 10**6, "deflate")
+    for encoding, body in [("gzip", raw), ("deflate", raw[:-1]), ("deflate", raw + b"x"), ("deflate", b"")]:
+        with pytest.raises(ValueError, match="the compressed data are"):
+            decompress(body, 10**6, encoding)
+
+
 @pytest.mark.parametrize(("path", "header"), [(RUN, "timeout-ms: soon"), ("/nothing", "x: y"), ("/v1/models", "x: y")])
 def test_a_refused_request_leaves_its_connection_to_the_next(server: Server, path: str, header: str) -> None:
     host, port = server.url.removeprefix("http://").split(":")
@@ -358,6 +369,7 @@ def test_keys_tls_and_origins(
     status, headers = ask(RUN, "OPTIONS", origin="https://page.example", **asking)  # a browser asks without the key
     assert status == 204 and headers["access-control-allow-origin"] == "https://page.example"
     assert "POST" in headers["access-control-allow-methods"]
+    assert "retry-after" in headers["access-control-expose-headers"].split(", ")
     assert {"authorization", "content-type", "timing"} <= set(headers["access-control-allow-headers"].split(", "))
     assert "access-control-allow-origin" not in ask(RUN, "OPTIONS", origin="https://other.example", **asking)[1]
     asking["access_control_request_headers"] = "authorization,x-stainless-os"  # of OpenAI's client

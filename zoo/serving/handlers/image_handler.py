@@ -5,6 +5,7 @@ from __future__ import annotations
 import binascii
 from email.message import Message
 from email.parser import BytesHeaderParser
+from email.utils import collapse_rfc2231_value
 from typing import Any, ClassVar
 
 from pipelines.core.batches import Batch, joined
@@ -40,20 +41,20 @@ class ImageHandler(Handler):
         Raises:
             RequestError: The body is invalid, or an image cannot be decoded.
         """
-        files = _files(job) if job.content_type.lower().startswith("multipart/") else [("", job.body)]
+        files = _files(job) if job.content_type.lower().startswith("multipart/") else [("", "", job.body)]
         cost = 0.0
-        for name, content in files:
-            cost += decoding_cost(content, name)
+        for name, field, content in files:
+            cost += decoding_cost(content, name or (field and f"the form field {field!r}"))
             limits.PIXELS.require(cost, job.received_bytes)
         batches, contexts = [], []
-        for name, content in files:
+        for name, _, content in files:
             try:
                 batch, context = self.prepared(content)
             except RequestError as error:
                 raise RequestError(f"{name}: {error}" if name else str(error)) from error
             batches.append(batch)
             contexts += context
-        return self.joined(batches), ([name for name, _ in files], contexts)
+        return self.joined(batches), ([name for name, _, _ in files], contexts)
 
     def prepared(self, content: bytes) -> tuple[Batch, list[Any]]:
         """Decodes and preprocesses an image.
@@ -126,8 +127,8 @@ class NetworkHandler(ImageHandler):
             self.max_batch_samples = 1
 
 
-def _files(job: Job) -> list[tuple[str, bytes]]:
-    """Names and contents of the files in a multipart body (RFC 2046, 5.1, and RFC 7578)."""
+def _files(job: Job) -> list[tuple[str, str, bytes]]:
+    """Names, form fields and contents of the files in a multipart body (RFC 2046, 5.1, and RFC 7578)."""
     head = _headers(b"Content-Type: " + job.content_type.encode("latin-1", "replace"))
     delimiter = b"\n--" + (head.get_boundary() or "").encode("latin-1", "replace")
     if len(delimiter) == 3 or (count := job.body.count(delimiter[1:])) == 0:
@@ -152,7 +153,8 @@ def _files(job: Job) -> list[tuple[str, bytes]]:
         elif encoding not in ("7bit", "8bit", "binary"):
             raise RequestError(f"a part has the Content-Transfer-Encoding {encoding[:40]!r}, expected binary or base64")
         if content:
-            files.append((headers.get_filename() or "", content))
+            field = headers.get_param("name", "", "content-disposition")
+            files.append((headers.get_filename() or "", collapse_rfc2231_value(field), content))
     require_count(len(files), MAX_IMAGES, "images")
     return files
 

@@ -42,7 +42,7 @@ VERSION = "model-version"  # of the model that computed a response
 CORS_HEADERS = [
     ("access-control-allow-methods", "GET, POST"),
     ("access-control-allow-headers", f"authorization, content-type, x-api-key, timeout-ms, timing, {JSON_LENGTH}"),
-    ("access-control-expose-headers", f"server-timing, {JSON_LENGTH}, {VERSION}"),
+    ("access-control-expose-headers", f"retry-after, server-timing, {JSON_LENGTH}, {VERSION}"),
     ("vary", "origin"),
 ]
 _HOST = re.compile(r"[\w.~!$&'()*+,;=:%\[\]-]*")
@@ -329,7 +329,7 @@ class Router:
             message = f"found Content-Encoding {encoding[:40]!r}, expected one of {', '.join(ENCODINGS)}"
             raise HTTPException(415, message, ("accept-encoding", ", ".join(ENCODINGS)))
         try:
-            content = await asyncio.to_thread(decompress, body, self.config.max_body)
+            content = await asyncio.to_thread(decompress, body, self.config.max_body, encoding)
         except ValueError as error:
             raise HTTPException(400, f"the body cannot be read as {encoding}: {error}") from None
         if len(content) > self.config.max_body:
