@@ -15,6 +15,7 @@ from pipelines.core.files import GZIP
 
 STDIN = "-"
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+TAR = slice(257, 262)  # of the first bytes of a tar archive: its mark, "ustar"
 PACKED = 1 << 16  # compressed bytes read at once
 
 
@@ -77,8 +78,8 @@ def open_text(source: str | Path, name: str = "") -> Iterator[io.BufferedReader[
         The decompressed bytes: `readline`, iteration by lines, `read1`.
 
     Raises:
-        RequestError: The file cannot be opened or read, its gzip data end early, or stdin is closed. Faults of reads
-            within the block are included.
+        RequestError: The file cannot be opened or read, its gzip data end early, it is a tar archive, or stdin is
+            closed. Faults of reads within the block are included.
     """
     name = name or str(source)
     try:
@@ -89,7 +90,10 @@ def open_text(source: str | Path, name: str = "") -> Iterator[io.BufferedReader[
         else:
             raw = Path(source).open("rb")  # noqa: SIM115 (closed below)
         with raw:
-            yield io.BufferedReader(_Gunzip(raw), PACKED) if raw.peek(len(GZIP))[: len(GZIP)] == GZIP else raw
+            file = io.BufferedReader(_Gunzip(raw), PACKED) if raw.peek(len(GZIP))[: len(GZIP)] == GZIP else raw
+            if file.peek(TAR.stop)[TAR] == b"ustar":
+                raise RequestError(f"found {name} to be a tar archive, expected text; extract it: tar -xf {name}")
+            yield file
     except EOFError as error:
         raise RequestError(
             f"cannot read {name}: it is cut short (its gzip data end early); copy the whole file again"

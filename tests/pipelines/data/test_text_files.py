@@ -52,8 +52,12 @@ def test_a_line_that_is_not_utf_8_is_none(tmp_path):
         (gzip.compress(TEXT * 100)[:-20], "cut short"),
         (gzip.compress(TEXT)[:10] + b"\xff" * 200, "cannot read .*decompressing"),
         ("text\n".encode("utf-16"), "is UTF-16; expected UTF-8"),
+        (
+            gzip.compress(b"rows.csv".ljust(257, b"\0") + b"ustar".ljust(255, b"\0") + TEXT),
+            "a tar archive, expected text",
+        ),
     ],
-    ids=["cut", "damaged", "UTF-16"],
+    ids=["cut", "damaged", "UTF-16", "tar"],
 )
 def test_what_cannot_be_read_is_one_line(tmp_path, content, message):
     (tmp_path / "t").write_bytes(content)

@@ -18,7 +18,6 @@ from pipelines.analysis.metrics import LEVEL, RESAMPLES, against_fp32, interval
 from pipelines.core.errors import RequestError
 from pipelines.data.text_files import STDIN, read_lines
 from zoo.texts.data import text_files
-from zoo.texts.heads.entities import split_tag
 
 Floats = NDArray[np.float64]
 TOKEN_COLUMNS = ("tokens", "words")
@@ -27,6 +26,7 @@ SPAN_COLUMNS = ("spans", "entities")
 SPAN_LABELS = ("label", "entity_group", "entity")
 WORD = re.compile(r"\w+|[^\w\s]")
 DOCUMENT = "-DOCSTART-"
+_PLACED = re.compile(r"[BIESLU]-.")  # begin, inside, end (last), single (unit): BIO, BIOES, BILOU
 
 
 class Counts(NamedTuple):
@@ -426,22 +426,25 @@ def tagged(data: Any, labels: Labels, report: Callable[[str, str], None]) -> lis
 
 
 def spans(tags: Sequence[str]) -> set[tuple[int, int, str]]:
-    """Returns the entities of labelled words, as conlleval counts them.
+    """Returns the entities of labelled words, as conlleval and seqeval count them.
 
     Args:
-        tags: Labels of words, such as B-PER; "O": none.
+        tags: Labels of words in the scheme BIO, BIOES or BILOU, such as B-PER; "O": none.
 
     Returns:
         {(first word, word after the last one, type)}.
     """
     entities, start, kind = set(), 0, ""
     for i, tag in enumerate([*tags, "O"]):
-        begin, name = ("O", "") if tag == "O" else split_tag(tag)
-        if kind and (begin != "I" or name != kind):
+        place, name = ("O", "") if tag == "O" else (tag[0], tag[2:]) if _PLACED.match(tag) else ("I", tag)
+        if kind and (place in "OBSU" or name != kind):
             entities.add((start, i, kind))
             kind = ""
         if name and not kind:
             start, kind = i, name
+        if place in "ESLU":
+            entities.add((start, i + 1, kind))
+            kind = ""
     return entities
 
 

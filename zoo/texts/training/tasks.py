@@ -182,7 +182,8 @@ class Classification(Task):
             raise RequestError("found new_labels of a regression, whose labels are numbers; leave it out")
         texts = [row.texts[-1] for row in self._rows(data) if not row.error]
         several = self.function == SIGMOID
-        return sorted({name.strip() for label in texts for name in (labelled.parts(label) if several else [label])})
+        names = {name.strip() for label in texts for name in (labelled.parts(label) if several else [label])}
+        return sorted(names, key=lambda name: (0, int(name), name) if name.isdecimal() else (1, 0, name))
 
     def _rows(self, data: Any) -> Any:
         return text_files.read_rows(data, max(len(self.columns) - 1, self.TEXTS), self.columns, extra=1)

@@ -243,6 +243,8 @@ def test_f1_of_entities(tmp_path, form):
         ("B-A B-A I-B I-B", {(0, 1, "A"), (1, 2, "A"), (2, 4, "B")}),
         ("I-A O I-A", {(0, 1, "A"), (2, 3, "A")}),
         ("O O", set()),
+        ("B-A E-A S-A B-A I-A E-A E-A", {(0, 2, "A"), (2, 3, "A"), (3, 6, "A"), (6, 7, "A")}),
+        ("U-A U-A B-A L-A I-A O-A", {(0, 1, "A"), (1, 2, "A"), (2, 4, "A"), (4, 5, "A"), (5, 6, "O-A")}),
     ],
 )
 def test_entities_of_labelled_words(tags, expected):

@@ -18,7 +18,7 @@ from zoo.texts.data.tokenizer import Tokenizer  # noqa: E402
 from zoo.texts.heads import labelled, token_classification  # noqa: E402
 from zoo.texts.train_config import TrainConfig  # noqa: E402
 from zoo.texts.training.span_tasks import Answering, MaskedLanguage  # noqa: E402
-from zoo.texts.training.tasks import IGNORED, Tagging  # noqa: E402
+from zoo.texts.training.tasks import IGNORED, Classification, Tagging  # noqa: E402
 
 LETTERS = "abcdefghijklmnopqrst"
 SETTINGS = {"epochs": "6", "batch_size": "16", "learning_rate": "0.003", "max_length": "32"}
@@ -56,6 +56,14 @@ def test_a_text_classifier_learns(tmp_path):
     data.write_text("a text\tugly\n")
     with pytest.raises(RequestError, match="has the label 'ugly', expected one of bad, good"):
         zoo.finetune(folder, str(data), tmp_path / "other")
+
+
+def test_labels_that_are_numbers_are_in_their_order(tmp_path):
+    """Label 10 is behind 9: readers of the scores take the numbers of the outputs for the labels."""
+    data = tmp_path / "data.tsv"
+    data.write_text("".join(f"text {label}\t{label}\n" for label in [10, 0, "b", 9, 2, "a", 1]))
+    task = Classification({"function_to_apply": "softmax"}, TrainConfig())
+    assert task.labels_of(str(data)) == ["0", "1", "2", "9", "10", "a", "b"]
 
 
 def test_a_token_classifier_learns_labels_of_the_data(tmp_path):
