@@ -2,6 +2,7 @@
 
 from pipelines.rewrites.affine_to_depthwise import AffineToDepthwise
 from pipelines.rewrites.blocks_to_image import BlocksToImage
+from pipelines.rewrites.dft_to_einsum import DftToEinsum
 from pipelines.rewrites.driver import Rewrite
 from pipelines.rewrites.drop_neutral import DropNeutral
 from pipelines.rewrites.einsum_to_matmul import EinsumToMatMul
@@ -49,7 +50,7 @@ def file_passes() -> list[Rewrite]:
     first = [shared() for shared in SHARED if shared is not MergeSiblings]
     last = [FoldScale(factors=True), SubpixelConvolution(), FoldSpaceToDepth(), MergeSiblings(), FlattenLinear()]
     kinds = (
-        *(DropNeutral, OneHotToGather, TabulateRows, PoolToMatMul, EinsumToMatMul, SumToAdd, TileToExpand),
-        *(BlocksToImage, WholeMaxPool, LiftRows, NormalizeRows),
+        *(DropNeutral, OneHotToGather, TabulateRows, PoolToMatMul, DftToEinsum, EinsumToMatMul, SumToAdd),
+        *(TileToExpand, BlocksToImage, WholeMaxPool, LiftRows, NormalizeRows),
     )
     return [*(kind() for kind in kinds), *first, FuseNormalization(), HoistLinear(), *last]
