@@ -93,10 +93,11 @@ def not_installed(feature: str, library: str | None, package: str) -> RequestErr
 
     Args:
         feature: Operation that needs the library.
-        library: Name of the library.
+        library: Name of the library, or several separated by commas.
         package: What pip installs, such as "int8-zoo[train]".
     """
-    return RequestError(f"{feature} needs {library}, which is not installed; run: pip install '{package}'")
+    verb = "are" if "," in str(library) else "is"
+    return RequestError(f"{feature} needs {library}, which {verb} not installed; run: pip install '{package}'")
 
 
 @contextmanager

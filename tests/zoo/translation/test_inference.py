@@ -20,7 +20,7 @@ from zoo.cli import app as cli
 from zoo.translation import inference
 from zoo.translation import translator as translators
 from zoo.translation.data.parallel_text import Vocabulary
-from zoo.translation.data.sentence_splitting import split_sentences
+from zoo.translation.data.sentence_splitting import language_code, split_sentences
 from zoo.translation.data.tokens import PAD, UNKNOWN
 
 
@@ -345,6 +345,7 @@ def test_a_sentence_too_long_in_a_line_is_cut_and_the_others_are_translated(tran
         ("de_DE", ["Am 5. Mai kam Dr. Müller z.B. mit.", "Übung!"]),
         ("deu_Latn", ["Am 5. Mai kam Dr. Müller z.B. mit.", "Übung!"]),
         ("jpn_Jpan", ["今日は。", "元気ですか？"]),
+        ("als_Latn", ["Ai tha: po!", "e di."]),  # Albanian; "als" is Alemannic to sentencex
     ],
 )
 def test_sentences_end_where_their_language_ends_them(language, sentences):
@@ -569,3 +570,18 @@ def test_the_shipped_model_translates_alike_in_batches_of_1_and_64(shared, preci
         )
     assert len(outputs[0]) == 300
     assert np.mean([a == b for a, b in zip(*outputs, strict=True)]) >= wanted
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        "zh-CN zh_Hans zho_Hant cmn",
+        "ar arb_Arab ar_AR",
+        "no nb nob_Latn",
+        "iw he heb_Hebr",
+        "sw swh_Latn",
+        "pt-BR por_Latn",
+    ],
+)
+def test_a_language_has_one_code_whatever_its_name(names):
+    assert len({language_code(name) for name in names.split()}) == 1

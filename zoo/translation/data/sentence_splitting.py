@@ -11,6 +11,14 @@ LETTERS = (
 )
 SHORT = {"eng": "en", **dict(pair.split("-") for line in LETTERS for pair in line.split())}
 COMMON = frozenset(SHORT.values())
+# Codes of languages with less text, of the standard forms of macrolanguages, and former codes. Without them, Albanian
+# (als_Latn of NLLB) would be Alemannic, whose code in sentencex is als.
+OTHERS = (
+    "afr-af als-sq amh-am arb-ar asm-as azj-az bel-be bos-bs cmn-zh cym-cy ekk-et epo-eo eus-eu gle-ga glg-gl iw-he",
+    "jav-jv khk-mn khm-km kir-ky lao-lo mkd-mk mlt-mt nno-nn no-nb npi-ne ory-or sin-si som-so swa-sw swh-sw tgk-tg",
+    "tgl-tl tuk-tk uzn-uz xho-xh yor-yo zsm-ms zul-zu",
+)
+ALIASES = SHORT | dict(pair.split("-") for line in OTHERS for pair in line.split())
 
 
 def split_sentences(text: str, language: str = "") -> list[str]:
@@ -35,4 +43,4 @@ def language_code(name: str) -> str:
         name: Name of a language in a model, such as de, de_DE or deu_Latn.
     """
     code = name.replace("-", "_").partition("_")[0].lower()
-    return SHORT.get(code, code)
+    return ALIASES.get(code, code)
