@@ -29,8 +29,8 @@ from zoo.recommenders.data.schema import OF_ROWS, Schema
 from zoo.training.runs import require_free_run
 
 LABEL, MODEL = "label", "model"
-STEPS = 20  # of an epoch, at least, as far as batches have `FEWEST` rows
-FEWEST = 16
+STEPS = 20  # of an epoch, at least, as far as batches have `MIN_BATCH` rows
+MIN_BATCH = 16
 MAX_BATCH = 256
 NOT_PACKED = ("checkpoint", ".build.lock")  # parts of a model folder that a pickle leaves out
 
@@ -331,5 +331,5 @@ def _for_rows(rows: int) -> dict[str, Any]:
     """Returns the settings for few rows: an epoch has `STEPS` steps, and weights are averaged over one epoch."""
     if rows >= STEPS * MAX_BATCH:
         return {}
-    batch = max(rows // STEPS, FEWEST)
+    batch = max(rows // STEPS, MIN_BATCH)
     return {"batch_size": batch, "ema": 1 - 1 / max(rows // batch, 2)}

@@ -165,7 +165,7 @@ def _costs(model: ir.Model, batch: Batch) -> dict[str, int]:
         elements = sum(sizes.get(str(out.name), 0) for out in node.outputs)
         weight = query.constant(node.inputs[1]) if node.op_type in layers.LAYERS else None
         if weight is not None and weight.size and node.op_type != "ConvTranspose":
-            transposed = node.op_type == "Gemm" and bool(node.attributes.get_int("transB", 0))
+            transposed = node.op_type == "Gemm" and query.is_transposed(node)
             channels = weight.shape[0] if node.op_type == "Conv" or transposed else weight.shape[-1]
             batches = int(np.prod(weight.shape[:-2])) if node.op_type == "MatMul" else 1
             elements = elements * weight.size // (channels * batches)

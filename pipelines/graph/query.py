@@ -320,6 +320,24 @@ def values_read(node: ir.Node) -> Iterator[ir.Value]:
     return (value for node in nodes for value in node.inputs if value is not None)
 
 
+def is_transposed(node: ir.Node) -> bool:
+    """Whether a Gemm stores its weights as [outputs, inputs] (`transB`); those of a MatMul are [inputs, outputs]."""
+    return node.attributes.get_int("transB", 0) != 0
+
+
+def inputs_first(node: ir.Node, weights: NDArray[Any]) -> NDArray[Any]:
+    """Lays out weights of a layer as [inputs, outputs]; the function is its own inverse.
+
+    Args:
+        node: Gemm or MatMul.
+        weights: [inputs, outputs], or [outputs, inputs] where `is_transposed`.
+
+    Returns:
+        A view of the weights.
+    """
+    return weights.T if is_transposed(node) else weights
+
+
 def selected(graph: ir.Graph) -> list[ir.Node]:
     """Returns the operators whose number of rows depends on the data: those of `CHOOSING` and all downstream of them.
 

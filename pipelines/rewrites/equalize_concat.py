@@ -61,7 +61,7 @@ class EqualizeConcat(Rewrite):
         if weight is None or weight.ndim != 2 or reader.attributes.get_int("transA", 0) != 0:
             self.refuse(concat, "the weights that read it are not a constant matrix")
             return 0
-        transposed = reader.attributes.get_int("transB", 0) != 0
+        transposed = query.is_transposed(reader)
         weight = weight.T if transposed else weight
         parts = []
         for value, lookup in zip(concat.inputs, lookups, strict=True):

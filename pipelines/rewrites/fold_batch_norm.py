@@ -219,7 +219,7 @@ class _Weights:
         elif layer.op_type == "Gemm":
             if any(layer.attributes.get_float(key, 1.0) != 1.0 for key in ("alpha", "beta")):
                 return None
-            w = w if layer.attributes.get_int("transB", 0) else w.T
+            w = query.inputs_first(layer, w).T
         elif layer.op_type == "MatMul":
             if w.ndim != 2:
                 return None
@@ -247,8 +247,7 @@ class _Weights:
             return w.reshape(-1, *w.shape[2:])
         return (
             w.T
-            if self.layer.op_type == "MatMul"
-            or (self.layer.op_type == "Gemm" and not self.layer.attributes.get_int("transB", 0))
+            if self.layer.op_type == "MatMul" or (self.layer.op_type == "Gemm" and not query.is_transposed(self.layer))
             else w
         )
 

@@ -75,7 +75,7 @@ class _Layer:
             return None
         if any(node.attributes.get_float(key, 1.0) != 1 for key in ("alpha", "beta")):
             return None
-        weight = weight.T if node.attributes.get_int("transB", 0) != 0 else weight
+        weight = query.inputs_first(node, weight)
         bias = node.inputs[2] if len(node.inputs) > 2 else None
         row = query.constant(bias)
         path, axis = _path(node.inputs[0])
@@ -85,7 +85,7 @@ class _Layer:
             return None
         x = path[0].inputs[0]
         size, rows = (query.dimensions(x) or [])[axis], _rows(path[0], axis)
-        kind = (x, axis, node.inputs[1], bias, node.attributes.get_int("transB", 0))
+        kind = (x, axis, node.inputs[1], bias, query.is_transposed(node))
         return None if size is None or rows is None else cls(node, path, weight, row, rows, size, kind)
 
     def insert_whole(self, graph: ir.Graph, taken: set[str]) -> ir.Value:
@@ -93,7 +93,7 @@ class _Layer:
         x, weight = self.path[0].inputs[0], self.node.inputs[1]
         name, width = f"{self.node.outputs[0].name}.whole", self.weight.shape[1]
         assert x is not None
-        if self.node.attributes.get_int("transB", 0) != 0:
+        if query.is_transposed(self.node):
             weight = edit.initializer(graph, f"{name}.weight", np.ascontiguousarray(self.weight), taken)
         made = [ir.node("MatMul", [x, weight], name=edit.unique(name, taken))]
         if self.bias is not None:

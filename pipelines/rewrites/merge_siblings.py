@@ -110,7 +110,7 @@ class _Branch:
         bias = query.constant(bias_value)
         if weight is None or weight.dtype.kind != "f" or (bias_value is not None and bias is None):
             return None
-        axis = 0 if node.op_type == "Conv" or node.attributes.get_int("transB", 0) != 0 else 1
+        axis = 0 if node.op_type == "Conv" or query.is_transposed(node) else 1
         if (
             node.op_type == "MatMul"
             and (add := query.sole_user(node.outputs[0])) is not None

@@ -157,7 +157,7 @@ def _sums(
     if dense.attributes.get_int("transA", 0) != 0:
         return None
     w, w_scale = weight
-    if dense.attributes.get_int("transB", 0) != 0:
+    if query.is_transposed(dense):
         w = w.T
     scale = np.float64(x_scale) * w_scale.astype(np.float64)
     bias = _symmetric(dense.inputs[2]) if len(dense.inputs) > 2 else (np.zeros(w.shape[1], np.int32), scale)

@@ -132,7 +132,7 @@ def scaled_constants(node: ir.Node) -> dict[int, int]:
     elif node.op_type == "Conv":
         axes = dict.fromkeys(range(1, len(node.inputs)), 0)
     else:
-        axes = {1: 0 if node.attributes.get_int("transB", 0) else -1, 2: -1}
+        axes = {1: 0 if query.is_transposed(node) else -1, 2: -1}
     return {index: axis for index, axis in axes.items() if len(node.inputs) > index and node.inputs[index] is not None}
 
 
@@ -147,7 +147,7 @@ def outputs_first(node: ir.Node, weight: NDArray[Any] | None = None) -> NDArray[
         A view of the array.
     """
     weight = np.asarray(query.constant(node.inputs[1]) if weight is None else weight)
-    return weight.T if node.op_type in LINEAR and not node.attributes.get_int("transB", 0) else weight
+    return query.inputs_first(node, weight).T if node.op_type in LINEAR else weight
 
 
 def gathered_from(value: ir.Value) -> ir.Value:

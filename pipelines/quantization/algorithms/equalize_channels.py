@@ -20,7 +20,7 @@ from pipelines.quantization.algorithms.channel_groups import ChannelGroup
 from pipelines.rewrites.driver import Rewrite
 
 Floats = NDArray[np.float64]
-LEAST = 1e-12
+EPSILON = 1e-12
 # other samples reach further than those of the calibration; a channel cut by its Clip loses more than a scale so much
 # larger costs
 HEADROOM = 1.5
@@ -267,7 +267,7 @@ class EqualizeChannels(Rewrite):
             if low is None or high is None or low.item() != 0 or channels is None:
                 self.refuse(first, f"Clip {clip.name} does not cut at 0 and a constant right before a layer")
                 return 0
-            limit = np.minimum(limit, high.item() / np.maximum(HEADROOM * channels.peak, LEAST))
+            limit = np.minimum(limit, high.item() / np.maximum(HEADROOM * channels.peak, EPSILON))
         k = _search(readers, limit, self.MARGIN)
         if k is None:
             return 0
@@ -386,7 +386,7 @@ class Reader:
         square, product = (self.channels.square * k**2)[self.index], (w**2).sum(axis=taps)
         number = w[0, 0].size
         noise = s2 * product.sum() + (t**2 * number * square.sum(axis=1)).sum()
-        return float(noise / 12 / max((product * square).sum(), LEAST))
+        return float(noise / 12 / max((product * square).sum(), EPSILON))
 
 
 def _search(readers: list[Reader], limit: Floats, margin: float) -> Floats | None:
@@ -399,14 +399,14 @@ def _search(readers: list[Reader], limit: Floats, margin: float) -> Floats | Non
     for layer in readers:
         most = np.abs(layer.weight).max(axis=tuple(range(2, layer.weight.ndim)), initial=0)
         np.maximum.at(reach, np.broadcast_to(layer.index, most.shape), most)
-    alive = (peak > LEAST) & (reach > LEAST)
+    alive = (peak > EPSILON) & (reach > EPSILON)
     if not alive.any():
         return None
     best, lowest = None, margin * sum(reader.error(np.ones(len(peak))) for reader in readers)
     bounded, linear = bool(np.isfinite(limit).all()), readers[0].node.op_type in channel_groups.LINEAR
-    least = QUIET * peak.max() if linear else LEAST
+    least = QUIET * peak.max() if linear else EPSILON
     for b in (0.5, 0.75) if linear else (0.0, 0.25, 0.5, 0.75):
-        shape = np.where(alive, np.maximum(reach, LEAST) ** b / np.maximum(peak, least) ** (1 - b), 1.0)
+        shape = np.where(alive, np.maximum(reach, EPSILON) ** b / np.maximum(peak, least) ** (1 - b), 1.0)
         shape = shape * peak.max() / (shape * peak)[alive].max()
         for a in np.geomspace(1, 2**8, 25) if bounded else (1.0,):
             k = np.where(alive, np.clip(a * shape, 1.0, np.maximum(limit, 1.0)) if bounded else shape, 1.0)

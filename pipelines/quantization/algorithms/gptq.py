@@ -15,6 +15,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from pipelines.graph import query
+
 Array = NDArray[Any]
 POSITIONS = 2**15  # input positions for the Gram matrix of a layer of up to 1,024 inputs, see `drawn`
 WORK = POSITIONS * 1024**2  # products for the Gram matrix
@@ -176,14 +178,14 @@ def _rows(layer: ir.Node, weights: Array) -> Array | None:
         return weights.reshape(groups, len(weights) // groups, -1)
     if weights.ndim != 2:
         return None
-    return (weights if layer.attributes.get_int("transB", 0) else weights.T)[None]
+    return query.inputs_first(layer, weights).T[None]
 
 
 def _from_rows(layer: ir.Node, weights: Array, rows: NDArray[np.int8]) -> NDArray[np.int8]:
     """Inverts `_rows`."""
     if layer.op_type == "Conv":
         return rows.reshape(weights.shape)
-    return np.ascontiguousarray(rows[0] if layer.attributes.get_int("transB", 0) else rows[0].T)
+    return np.ascontiguousarray(query.inputs_first(layer, rows[0].T))
 
 
 def _im2col(layer: ir.Node, weights: Array, x: Array, most: int) -> Array:

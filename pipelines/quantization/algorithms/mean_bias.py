@@ -41,7 +41,7 @@ def mean_shifts(model: ir.Model, int8: ir.Model, samples: Iterable[Batch]) -> di
         weights, exact, bias = Weights.of(node), query.constant(layer.inputs[1]), Bias.of(node)
         if weights is None or exact is None or bias is None or exact.shape != weights.integers.shape:
             continue
-        outputs_last = node.op_type == "Gemm" and not node.attributes.get_int("transB", 0)
+        outputs_last = node.op_type == "Gemm" and not query.is_transposed(node)
         scale = weights.scale.reshape(-1, *[1] * (0 if outputs_last else exact.ndim - 1))
         difference = exact - weights.integers * scale
         errors[str(node.name)] = difference.T if outputs_last else difference.reshape(*exact.shape[:2], -1).sum(axis=2)

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from pipelines.core.errors import RequestError
 from pipelines.graph import edit, query
 from pipelines.quantization.algorithms.channel_groups import LINEAR, outputs_first, why_not_linear
-from pipelines.quantization.algorithms.equalize_channels import LEAST, Channels, Floats, Reader
+from pipelines.quantization.algorithms.equalize_channels import EPSILON, Channels, Floats, Reader
 from pipelines.quantization.calibration.table import rounded_to_float32
 
 CONVOLUTIONS = ("Conv", "ConvTranspose")
@@ -71,13 +71,13 @@ def find_smoothing(model: ir.Model, statistics: Mapping[str, Channels]) -> Facto
     factors: Factors = {}
     for x, nodes in smoothable(model.graph).items():
         channels = statistics.get(str(x.name))
-        if channels is None or channels.peak.max() <= LEAST:
+        if channels is None or channels.peak.max() <= EPSILON:
             continue
         readers = [Reader.of(node, [channels]) for node in nodes]
         lowest, best = MARGIN * sum(reader.error(np.ones(len(channels.peak))) for reader in readers), None
         ordered = np.sort(channels.peak)[::-1]
         for rank in np.unique(np.geomspace(1, len(ordered) / 2, 24).astype(int)) if len(ordered) > 2 else ():
-            k = np.minimum(1.0, max(ordered[rank], LEAST) / np.maximum(channels.peak, LEAST))
+            k = np.minimum(1.0, max(ordered[rank], EPSILON) / np.maximum(channels.peak, EPSILON))
             error = sum(reader.error(k) for reader in readers)
             if error < lowest:
                 lowest, best = error, k

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from pipelines.core.errors import RequestError
 from pipelines.graph import edit, query
 from pipelines.quantization.algorithms.channel_groups import LINEAR, outputs_first, why_not_linear
-from pipelines.quantization.algorithms.equalize_channels import LEAST, Channels, Floats
+from pipelines.quantization.algorithms.equalize_channels import EPSILON, Channels, Floats
 from pipelines.quantization.algorithms.smooth_channels import smoothable
 
 ELEMENTWISE = ("Add", "Clip", "Div", "Erf", "Gelu", "Mul", "Pow", "Relu", "Sigmoid", "Sub", "Tanh")
@@ -78,14 +78,14 @@ def find_splits(model: ir.Model, statistics: Mapping[str, Channels]) -> Splits:
     splits: Splits = {}
     for x, (readers, _, _) in splittable(model.graph).items():
         channels = statistics.get(str(x.name))
-        if channels is None or channels.peak.max() <= LEAST:
+        if channels is None or channels.peak.max() <= EPSILON:
             continue
         weight = np.concatenate([outputs_first(node).astype(np.float64) for node in readers])
         most = int(weight.shape[1] * SHARE) // BLOCK * BLOCK
         ordered = np.sort(channels.peak)[::-1]
         best: dict[int, tuple[float, tuple[int, ...]]] = {}
         for rank in np.unique(np.geomspace(1, len(ordered) / 2, 12).astype(int)) if len(ordered) > 2 and most else ():
-            k = np.minimum(1.0, max(ordered[rank], LEAST) / np.maximum(channels.peak, LEAST))
+            k = np.minimum(1.0, max(ordered[rank], EPSILON) / np.maximum(channels.peak, EPSILON))
             for count, error, copies in _greedy(weight, channels, k, most):
                 best[count] = min(best.get(count, (np.inf, ())), (error, copies))
         chosen = 0

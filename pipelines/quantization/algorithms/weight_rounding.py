@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pipelines.core.errors import RequestError
 from pipelines.graph import query
 
-FEWEST = 64  # weights of which several share a byte: the number of bytes then says how many
+MIN_SHARED_WEIGHTS = 64  # weights of which several share a byte: the number of bytes then says how many
 BASES = {5: 3, 3: 5, 2: 15}  # digits in a byte: their base; the digits are odd numbers of values around 0
 
 
@@ -34,7 +34,7 @@ def encode_rounding(changes: NDArray[np.int8]) -> str:
     """
     packed: NDArray[Any] = changes
     most = int(np.abs(changes).max(initial=0))
-    for digits, base in BASES.items() if changes.size >= FEWEST else ():
+    for digits, base in BASES.items() if changes.size >= MIN_SHARED_WEIGHTS else ():
         if most <= base // 2:
             values = np.zeros(-(-changes.size // digits) * digits, np.uint8)
             values[: changes.size] = changes.ravel() + base // 2
@@ -64,7 +64,7 @@ def decode_rounding(text: str, size: int) -> NDArray[np.int8] | None:
     packed = np.frombuffer(zlib.decompress(base64.b64decode(text, validate=True)), np.uint8)
     if packed.size == size:
         return packed.view(np.int8)
-    if size < FEWEST:
+    if size < MIN_SHARED_WEIGHTS:
         return None
     for digits, base in BASES.items():
         if packed.size == -(-size // digits):

@@ -26,7 +26,7 @@ from pipelines.quantization.recipe import OBSERVERS
 
 BATCH = 256  # maximum samples per run
 MEMORY = "128MB"
-FEW = range(8, 129)  # samples, in numbers that are also counted in two folds
+FOLDED_SAMPLES = range(8, 129)  # numbers of samples whose histograms are also kept in two folds
 ACTIVATIONS = 0.9  # least share of the memory for activations; the less, the more often large models run
 
 
@@ -41,7 +41,7 @@ class FoldedHistogram(Histogram):
     def add(self, x: NDArray[Any], samples: int = 1) -> None:
         """See `Histogram`."""
         super().add(x, samples)
-        if self._folds and self._added + samples in range(FEW.stop):
+        if self._folds and self._added + samples in range(FOLDED_SAMPLES.stop):
             rows = x.reshape(samples, -1)
             for odd, fold in enumerate(self._folds):
                 if len(part := rows[(odd - self._added) % 2 :: 2]):
@@ -162,7 +162,8 @@ class Observation:
     @property
     def has_folds(self) -> bool:
         """Whether tables of the two folds, the even and the odd samples, can be computed."""
-        return self.samples in FEW and any(isinstance(hist, FoldedHistogram) for hist in self.histograms.values())
+        folded = any(isinstance(hist, FoldedHistogram) for hist in self.histograms.values())
+        return folded and self.samples in FOLDED_SAMPLES
 
     def table(self, observer: str = "auto", *, symmetric: bool = False, fold: int | None = None) -> CalibrationTable:
         """Chooses ranges from the histograms.

@@ -30,7 +30,7 @@ WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
 ROOM = 8_000_000  # maximum bytes of the largest tensor of a run
 GARBAGE = 2**26  # bytes of weights of evaluated models above which memory is freed
-FEWEST, SHARE = 2, 64  # the worst samples: one of `SHARE`, at least `FEWEST`
+MIN_WORST_SAMPLES, SHARE = 2, 64  # the worst samples: one of `SHARE`, at least `MIN_WORST_SAMPLES`
 PERFECT = 120.0  # dB of SQNR of outputs without error
 
 
@@ -188,8 +188,8 @@ class Errors:
 
     @property
     def worst(self) -> float:
-        """Mean SQNR in dB of the samples of lowest SQNR: one of `SHARE`, at least `FEWEST`."""
-        return float(np.sort(self.single)[: max(len(self.single) // SHARE, FEWEST)].mean())
+        """Mean SQNR in dB of the samples of lowest SQNR: one of `SHARE`, at least `MIN_WORST_SAMPLES`."""
+        return float(np.sort(self.single)[: max(len(self.single) // SHARE, MIN_WORST_SAMPLES)].mean())
 
 
 class OutputSqnr:

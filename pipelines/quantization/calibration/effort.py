@@ -18,7 +18,7 @@ from pipelines.quantization.ptq import HELD_OUT
 HELD_BACK = 3  # one of three samples is held out, up to HELD_OUT
 CHEAP = 2**22  # elements of activations up to which a step takes more samples than its effort says
 SMALL = 2**19  # bytes of weights of networks that are observed on all samples
-MOST = 2**24  # maximum input elements of held-out samples
+MAX_HELD_OUT_ELEMENTS = 2**24  # maximum input elements of held-out samples
 RESULTS = 2**26  # bytes of results of the float model that are kept
 COMPUTED = 2**29  # elements of activations on the samples among which the worst ones are searched
 
@@ -159,7 +159,7 @@ def stride_of(model: ir.Model, samples: Iterable[Batch], count: int, max_samples
         model: Float model.
         samples: Batches.
         count: Number of samples.
-        max_samples: Maximum number of samples to draw; fewer if they have more than `MOST` elements.
+        max_samples: Maximum number of samples to draw; fewer if they have more than `MAX_HELD_OUT_ELEMENTS` elements.
 
     Returns:
         The stride, at least 1.
@@ -167,7 +167,7 @@ def stride_of(model: ir.Model, samples: Iterable[Batch], count: int, max_samples
     first = next(iter(sample_chunks(model, samples)))
     size, elements = length(first), max(sum(array.size for array in first.values()), 1)
     chunks = -(-count // size)
-    return max(chunks // max(min(max_samples // size, MOST // elements), 1), 1)
+    return max(chunks // max(min(max_samples // size, MAX_HELD_OUT_ELEMENTS // elements), 1), 1)
 
 
 def _drawn(model: ir.Model, samples: Iterable[Batch], stride: int) -> list[Batch]:

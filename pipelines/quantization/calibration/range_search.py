@@ -31,7 +31,7 @@ Array = NDArray[Any]
 NARROWER, WIDER = (0.8, 0.65, 0.5, 0.4), (1.25, 1.6)  # fractions of a range that are tried, until one is worse
 GAIN = 0.97  # a fraction must reduce the error to this share
 # bytes of one tensor, and of what else is needed downstream of it, on the samples; of larger ones fewer samples count
-MOST = 2**27
+MAX_TENSOR_BYTES = 2**27
 IDLE = 3e-6  # of the outputs' squares, 55 dB; tensors that cause less error are left alone
 
 
@@ -174,7 +174,7 @@ def _best_range(
     upstream = subgraph_session(model, graph_inputs, [*inputs, *outputs], quick=True)
     rows: list[list[Array]] = []  # of every batch: arrays of `inputs`, then of `outputs`
     for batch in samples:
-        if sum(array.nbytes for row in rows for array in row) < MOST:
+        if sum(array.nbytes for row in rows for array in row) < MAX_TENSOR_BYTES:
             rows.append(reference_session.run(upstream, batch))
     session = subgraph_session(model, inputs, outputs, rows[0], quick=True)
     names = [str(source.name) for source in inputs]

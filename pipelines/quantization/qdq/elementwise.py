@@ -14,7 +14,7 @@ from pipelines.quantization.qdq.insertion import QdqInserter
 from pipelines.quantization.qdq.quantize_early import moves
 from pipelines.quantization.qdq.scales import dequantized_qparams
 
-FEW = 8  # products of a layer for each of its inputs and outputs, below which conversions to and from int8 cost more
+MIN_PRODUCTS = 8  # of a layer for each of its inputs and outputs: below, conversions to and from int8 cost more
 OPERATORS = ("Add", "Mul", "Concat", "AveragePool", "GlobalAveragePool", "ReduceMean", "Sigmoid", "LeakyRelu")
 # without an int8 kernel in onnxruntime, which reads and writes int8 tensors around them all the same
 FUNCTIONS = ("Relu", "Clip", "HardSwish", "HardSigmoid", "Tanh", "Elu", "Gelu", "PRelu", "Mish", "Softplus", "Erf")
@@ -127,7 +127,7 @@ def _small_and_isolated(layer: ir.Node, selected: set[ir.Node]) -> str:
     if layer.op_type == "Conv" and weight.shape[1] == 1 != groups:
         return "a depthwise convolution"
     values = len(weight) + (weight.shape[1] * groups if weight.ndim > 1 else 1)
-    few = weight.size < FEW * values
+    few = weight.size < MIN_PRODUCTS * values
     return "a layer of few weights" if few and source is not None and source not in selected else ""
 
 

@@ -43,7 +43,7 @@ def _refuse_gemm(node: ir.Node) -> str:
         return "its weights are not constant"
     if len(node.inputs) > 2 and node.inputs[2] is not None:
         bias = query.constant(node.inputs[2])
-        columns = weight.shape[0 if node.attributes.get_int("transB", 0) else 1]
+        columns = weight.shape[0 if query.is_transposed(node) else 1]
         if bias is None or bias.shape not in ((columns,), (1, columns)):
             return "its bias is not a constant row"
     return ""
@@ -147,7 +147,7 @@ def quantize_layer(inserter: QdqInserter, node: ir.Node) -> None:
     weight = query.constant(node.inputs[1])
     assert weight is not None
     axis: int | None = 1
-    if node.op_type == "Conv" or node.attributes.get_int("transB", 0) != 0:
+    if node.op_type == "Conv" or query.is_transposed(node):
         axis = 0
     elif weight.ndim != 2:
         axis = None
@@ -174,7 +174,7 @@ def quantize_layer_dynamically(inserter: QdqInserter, node: ir.Node) -> str:
         return why
     graph, taken, x, y = inserter.graph, inserter.taken, node.inputs[0], node.outputs[0]
     assert x is not None
-    if node.op_type == "Gemm" and node.attributes.get_int("transB", 0) != 0:
+    if node.op_type == "Gemm" and query.is_transposed(node):
         weight = np.ascontiguousarray(weight.T)
     nodes: list[ir.Node] = []
 

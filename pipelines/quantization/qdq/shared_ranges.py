@@ -13,15 +13,15 @@ from pipelines.quantization.qdq.insertion import QdqInserter
 from pipelines.quantization.qdq.quantize_early import moves
 from pipelines.quantization.qdq.scales import activation_qparams, dequantized_qparams
 
-MOST = 2.0  # largest quotient of the common scale and that of a tensor: its quantization loses a bit
+MAX_SCALE_RATIO = 2.0  # largest quotient of the common scale and that of a tensor: its quantization loses a bit
 
 
 def share_ranges(inserter: QdqInserter, selected: Collection[ir.Node]) -> None:
     """Propagates the range of each Split's input to its outputs, along data movement and int8 Concats.
 
     The channels that pass through the units of ShuffleNet unchanged are then never quantized again, and halves of
-    channels (C2f of YOLO) are cut as bytes. Tensors stay apart if the common scale exceeds `MOST` times that of one of
-    them, or if they were int8 before.
+    channels (C2f of YOLO) are cut as bytes. Tensors stay apart if the common scale exceeds
+    `MAX_SCALE_RATIO` times that of one of them, or if they were int8 before.
 
     Args:
         inserter: Inserter of the graph; its ranges are changed.
@@ -63,7 +63,7 @@ def _join(inserter: QdqInserter, groups: dict[ir.Value, list[ir.Value]], values:
     low, high = _common(inserter.ranges[str(value.name)] for value in joined)
     first = next(iter(joined))
     whole = _scale(inserter, replace(inserter.ranges[str(first.name)], low=low, high=high))
-    if whole <= MOST * min(scales):
+    if whole <= MAX_SCALE_RATIO * min(scales):
         group = list(joined)
         groups |= dict.fromkeys(group, group)
 

@@ -127,7 +127,7 @@ def _weights(node: ir.Node) -> list[tuple[int, int | None]]:
     if query.is_op(node, "ConvTranspose"):
         return [(1, 1 if node.attributes.get_int("group", 1) == 1 else None)]
     if query.is_op(node, "Gemm"):
-        return [(1, 0 if node.attributes.get_int("transB", 0) else 1)]
+        return [(1, 0 if query.is_transposed(node) else 1)]
     if query.is_op(node, "MatMul"):
         array = query.constant(node.inputs[1])
         return [(1, None if array is None or array.ndim < 2 else array.ndim - 1)]

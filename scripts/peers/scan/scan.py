@@ -39,7 +39,7 @@ KINDS = ("shipped", "families", "foreign")
 ENGINES = ("onnxruntime", "openvino", "openvino-file", "native")
 ROUNDING = {"float": 1e-6, "int8": 1e-4}  # share of the power that engines may differ by
 UNEVEN = 30  # times the least difference of all batch sizes
-FEWER = 4  # times the difference of int8 from float: a few samples may have more than all
+MAX_NOISE_RATIO = 4  # times the difference of int8 from float: a few samples may have more than all
 DEPENDENT = ("set",)  # networks whose samples depend on each other
 TOKENS = 0.9  # share of translations that are the same tokens in two engines
 Run = Callable[[Batch], dict[str, NDArray[Any]]]
@@ -265,7 +265,7 @@ def _usual(kind: str, least: float, larger: float, noise: float | None) -> float
     if kind == "float":
         return ROUNDING[kind]
     same = max(least, larger)
-    return max(ROUNDING[kind], min(UNEVEN * same, max(np.inf if noise is None else FEWER * noise, 2 * same)))
+    return max(ROUNDING[kind], min(UNEVEN * same, max(np.inf if noise is None else MAX_NOISE_RATIO * noise, 2 * same)))
 
 
 def _name(model: str) -> str:

@@ -13,12 +13,12 @@ from collections.abc import Callable
 import pytest
 from helpers.serving import LONG, MT, RUN, SENTENCES, TSV, Server, figure, stopped, talk, wait_until
 
-MOST = 2  # sentences' requests that go together
+MAX_BATCH = 2  # sentences' requests that go together
 
 
 @pytest.fixture(scope="module")
 def shared(start: Callable[..., Server]) -> Server:
-    return start("multi30k-en-de", "wide-deep-criteo", "--workers", "1", "--max-batch", str(MOST))
+    return start("multi30k-en-de", "wide-deep-criteo", "--workers", "1", "--max-batch", str(MAX_BATCH))
 
 
 def post(server: Server, body: bytes, *headers: str) -> socket.socket:
@@ -38,14 +38,14 @@ def both_answer(server: Server, lines: list[bytes]) -> None:
 
 
 def test_deadlines_that_pass_leave_the_worker_to_others(shared: Server, lines: list[bytes]) -> None:
-    for _ in range(MOST + 1):
+    for _ in range(MAX_BATCH + 1):
         status, _, text = shared.ask(MT, LONG, "text/plain", timeout_ms="100")
         assert status == 504, text
     both_answer(shared, lines)
 
 
 def test_clients_that_leave_leave_the_worker_to_others(shared: Server, lines: list[bytes]) -> None:
-    for _ in range(MOST + 1):
+    for _ in range(MAX_BATCH + 1):
         with post(shared, LONG):
             wait_until(lambda: figure(shared, "zoo_working_requests"))
         wait_until(lambda: not figure(shared, "zoo_working_requests"), 5)

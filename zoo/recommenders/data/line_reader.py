@@ -37,7 +37,7 @@ from zoo.recommenders.data.encoding import Encoding, Field, Floats, Rows
 from zoo.recommenders.data.hashing import buckets_of, fingerprints
 from zoo.recommenders.data.row_errors import MAX_SKIPPED, MAX_SKIPPED_SHARE, ErrorLog, timed
 
-_MOST = 2**32 - PAD  # bytes of a block that the native parser takes
+_MAX_BLOCK_BYTES = 2**32 - PAD  # bytes of a block that the native parser takes
 _BEHIND = bytes(PAD)
 
 
@@ -283,7 +283,7 @@ class _Reader:
         else:
             labelled = self.labelled
         parser = None if labelled is None else self._parser(labelled)
-        if parser is not None and len(block) < _MOST:
+        if parser is not None and len(block) < _MAX_BLOCK_BYTES:
             size = len(block) - PAD
             free = self.batcher.scratch(size // len(self.columns) + 1)
             _, _, parsed = parser.parse(np.frombuffer(block, np.uint8), size, *free)

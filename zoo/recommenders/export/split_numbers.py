@@ -47,7 +47,7 @@ class SplitNumbers(Rewrite):
         if weight is None or len(sizes) < len(parts) or gemm.attributes.get_int("transA", 0) != 0 or not plain:
             self.refuse(gemm, "its weights, or the widths of what it reads, are not known")
             return 0
-        turned = gemm.attributes.get_int("transB", 0) != 0
+        turned = query.is_transposed(gemm)
         rows = np.split(weight.T if turned else weight, np.cumsum(sizes)[:-1])
         name, total = str(gemm.outputs[0].name), []
         for kind, suffix in ((False, "embeddings"), (True, "numbers")):

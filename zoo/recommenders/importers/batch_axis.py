@@ -180,7 +180,7 @@ def _as_matmul(graph: ir.Graph, node: ir.Node) -> None:
     assert weight is not None
     name, bias = str(node.outputs[0].name), query.constant(node.inputs[2]) if len(node.inputs) > 2 else None
     if node.op_type == "Gemm":
-        weight = weight.T if node.attributes.get_int("transB", 0) else weight
+        weight = query.inputs_first(node, weight)
         weight = weight * np.float32(node.attributes.get_float("alpha", 1.0))
     more: dict[str, Any] = {"dtype": ir.DataType.FLOAT, "taken": query.used_names(graph)}
     made = [edit.node("MatMul", [node.inputs[0], _weight(graph, name, weight)], name, **more)]

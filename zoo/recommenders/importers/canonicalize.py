@@ -286,7 +286,7 @@ class Rewriter(Writer):
     def _matrix(self, node: ir.Node, operands: Sequence[Layout | Array | None]) -> Array | None:
         a, b = operands[0], operands[1]
         gemm = node.op_type == "Gemm"
-        turned = gemm and bool(node.attributes.get_int("transB", 0))
+        turned = gemm and query.is_transposed(node)
         shape = self.shape(node.outputs[0])
         if isinstance(b, Layout) and isinstance(a, np.ndarray) and b.entries.ndim == 2 and (a == 1).all() and not gemm:
             return self._sum(b.entries, (0,), node)[None] if a.shape == (1, 1, len(b.entries)) else None

@@ -145,7 +145,7 @@ def _layer(value: ir.Value | None) -> Layer | None:
         node.attributes.get_float(key, 1.0) != 1 for key in ("alpha", "beta")
     ):
         return None
-    weight = weight.T if node.attributes.get_int("transB", 0) else weight
+    weight = query.inputs_first(node, weight)
     bias = query.constant(node.inputs[2]) if len(node.inputs) > 2 else np.zeros(weight.shape[1], np.float32)
     return None if bias is None else Layer(node.inputs[0], weight, np.broadcast_to(bias.ravel(), weight.shape[1]))
 

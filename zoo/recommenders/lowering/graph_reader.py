@@ -246,7 +246,7 @@ class GraphReader:
         weight = query.constant(node.inputs[1])
         if weight is None or weight.ndim != 2 or node.attributes.get_int("transA", 0) != 0:
             return None
-        turned = weight.T if node.attributes.get_int("transB", 0) else weight
+        turned = query.inputs_first(node, weight)
         turned = turned.astype(np.float64) * node.attributes.get_float("alpha", 1.0)
         bias = np.zeros(turned.shape[1])
         if len(node.inputs) > 2 and node.inputs[2] is not None:

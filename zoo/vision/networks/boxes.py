@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pipelines.core.errors import ZooError
 
 Floats = NDArray[np.float32]
-MOST = 300  # detections of an image
+MAX_DETECTIONS = 300  # detections of an image
 CANDIDATES = 30_000  # boxes that enter the suppression
 
 
@@ -56,14 +56,14 @@ def suppress(boxes: Floats, scores: Floats, classes: NDArray[np.int64], iou: flo
         iou: Threshold.
 
     Returns:
-        Positions of the kept boxes, `MOST` at most, int64, the highest score first.
+        Positions of the kept boxes, `MAX_DETECTIONS` at most, int64, the highest score first.
     """
     order = np.argsort(-scores, kind="stable")[:CANDIDATES]
     left, top, right, bottom = np.ascontiguousarray(boxes[order].T)
     kinds, areas = classes[order], (right - left) * (bottom - top)
     kept: list[np.int64] = []
     remaining = np.arange(len(order))
-    while len(remaining) and len(kept) < MOST:
+    while len(remaining) and len(kept) < MAX_DETECTIONS:
         first, remaining = remaining[0], remaining[1:]
         kept.append(first)
         width = np.minimum(right[first], right[remaining]) - np.maximum(left[first], left[remaining])
@@ -123,7 +123,7 @@ def selected(rows: Floats, confidence: float) -> Detections:
     Returns:
         The detections.
     """
-    rows = rows[_above(rows[:, 4], confidence)][:MOST]
+    rows = rows[_above(rows[:, 4], confidence)][:MAX_DETECTIONS]
     return _ordered(Detections(rows[:, :4], rows[:, 4], rows[:, 5].astype(np.int64), rows[:, 6:]))
 
 
@@ -191,4 +191,4 @@ def require_numbers(values: NDArray[Any]) -> None:
 
 
 def _ordered(detections: Detections) -> Detections:
-    return detections.take(np.argsort(-detections.scores, kind="stable")[:MOST])
+    return detections.take(np.argsort(-detections.scores, kind="stable")[:MAX_DETECTIONS])

@@ -33,7 +33,7 @@ from pipelines.rewrites.reshape_chains import ReshapeChains
 BATCH = "n"  # name of an axis of samples without one
 NOMINAL = 224  # pixels of a free height, width or length where none is given
 BROADCASTS = ("Add", "Div", "Max", "Min", "Mul", "Pow", "PRelu", "Sub")
-LEAST = 100  # times as many weights as a rest in float holds are int8
+MIN_INT8_RATIO = 100  # times as many weights as a rest in float holds are int8
 
 
 def image_program(model: ir.Model) -> ImageProgram:
@@ -276,7 +276,7 @@ class ImageMapping(Layers):
             remainder.take(producer)
         layers = (step for step in self.steps if isinstance(step, Convolution | FloatConvolution))
         weights = sum(step.weight.size for step in layers)
-        if remainder and remainder.weights() * LEAST > weights:
+        if remainder and remainder.weights() * MIN_INT8_RATIO > weights:
             raise remainder.reason or RequestError("the outputs are results of float layers")
         values, results, offset = remainder.inputs(self.values), list[Dequantize](), 0
         for value in values:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from pipelines.graph import query
 from pipelines.kernels.arrays import Array
 from pipelines.kernels.images.mapping.float_layers import FloatLayers
 from pipelines.kernels.images.mapping.qdq import data_input, input_at, int8_weight, int32_bias, qparams, refused
@@ -143,7 +144,7 @@ class Layers(FloatLayers):
         alpha, beta = (attributes.get_float(key, 1.0) for key in ("alpha", "beta"))
         if attributes.get_int("transA", 0) != 0 or alpha == 0:
             raise refused(node, "has a transposed input, or an alpha of 0")
-        turned = attributes.get_int("transB", 0) == 1
+        turned = query.is_transposed(node)
         floats = self._float_weight(node)
         if floats is not None:
             self._float_connected(node, (floats if turned else floats.T) * np.float32(alpha), beta)

@@ -178,7 +178,7 @@ class GraphValues:
         gemm = query.is_op(node, "Gemm")
         if not gemm and not query.is_op(node, "MatMul"):
             return None
-        weights = self.weight(node.inputs[1], gemm and node.attributes.get_int("transB", 0) != 0)
+        weights = self.weight(node.inputs[1], gemm and query.is_transposed(node))
         if weights is None:
             return None
         bias = np.zeros(weights[0].shape[1], np.float32)

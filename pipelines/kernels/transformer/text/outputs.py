@@ -127,7 +127,7 @@ class OutputMapper:
         )
         if node is None or weight is None or weight.ndim != 2:
             return None
-        if node.attributes.get_int("transB", 0) == 0:
+        if not query.is_transposed(node):
             weight = weight.T
         if by_token and (len(weight) > WIDEST or query.dequantized(node.inputs[1]) is not None):
             return None

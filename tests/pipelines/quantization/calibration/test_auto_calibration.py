@@ -45,7 +45,7 @@ def test_a_single_chunk_is_both():
 
 
 def test_few_samples_are_held_back_where_they_are_large(monkeypatch):
-    monkeypatch.setattr(effort, "MOST", 100)
+    monkeypatch.setattr(effort, "MAX_HELD_OUT_ELEMENTS", 100)
     judging, fitting = split_held_out(mlp(), samples(400), 400)
     assert sum(map(length, judging)) == 8 and sum(map(length, fitting)) == 392
 

@@ -18,7 +18,7 @@ from zoo.recommenders.data.schema import FEATURES, Column, positive_text
 QUANTILES = 33
 MOST_BUCKETS = 2**22
 OWN = 0.9  # values a row, beyond which a category says nothing of other rows
-FEWEST = 30  # rows that show it
+MIN_ROWS = 30  # rows that show it
 AS_TEXTS = "numbers written as"  # in the reason of a column of numbers with other characters
 AS_NUMBERS = "missing with --number"  # in the reason of a column that may be one of numbers with placeholders
 MOSTLY = 0.8  # of the values that are numbers, in such a column
@@ -137,7 +137,7 @@ def _inferred(seen: ColumnStatistics, common: dict[str, Any]) -> Column:
         return _number(seen, common)
     if not seen.numeric and not _is_decorated(seen) and (separator := _separator(seen)):
         return _list_column(seen, separator, common)
-    if int(seen.distinct) > OWN * seen.present and seen.present >= FEWEST:
+    if int(seen.distinct) > OWN * seen.present and seen.present >= MIN_ROWS:
         about = "about " if seen.distinct.values is None else ""
         why = f"{about}{int(seen.distinct):,} values in {seen.present:,} rows: nearly every row has one of its own"
         why += _placeholders(seen)
@@ -192,7 +192,7 @@ def _unit(seen: ColumnStatistics) -> str:
 def _unread_numbers(seen: ColumnStatistics) -> str:
     """Returns the reason why numbers are not read; "" for usable columns."""
     run = seen.parsed / seen.runs
-    if seen.whole and seen.counting and run >= (FEWEST if seen.runs == 1 else LONG_RUN) and not seen.missing:
+    if seen.whole and seen.counting and run >= (MIN_ROWS if seen.runs == 1 else LONG_RUN) and not seen.missing:
         return "row numbers: every value is that of the row before it plus 1"
     if names.is_identity(seen.name):
         return ""

@@ -27,7 +27,7 @@ NAMES = {
 }
 WIDE = 3e8, 1e10  # seconds since 1970 that a column named as a time may hold: 1979 to 2286
 NARROW = 9.46e8, 2.05e9  # and one that has another name: 2000 to 2034
-FEW = 0.01  # of the values may lie outside, such as 0 for an unknown time
+MAX_OUTLIER_RATIO = 0.01  # of the values may lie outside, such as 0 for an unknown time
 YEARS = 1900, 2100
 ZONES = (  # as databases write them (BigQuery, Postgres), and as ISO 8601 has them
     (" ?(UTC|GMT|Z)", "Z"),
@@ -79,7 +79,7 @@ def epoch_unit(values: NDArray[np.float64], bounds: tuple[float, float]) -> str:
     """
     for unit, rate in PER_SECOND.items():
         outside = (values < bounds[0] * rate) | (values >= bounds[1] * rate)
-        if len(values) and outside.mean() <= FEW:
+        if len(values) and outside.mean() <= MAX_OUTLIER_RATIO:
             return unit
     return ""
 

@@ -102,7 +102,7 @@ def layer(value: ir.Value | None) -> tuple[ir.Value, Array, Array]:
             node.attributes.get_float(a, 1.0) != 1 for a in ("alpha", "beta")
         ):
             raise NoMatch
-        weight = weight.T if node.attributes.get_int("transB", 0) else weight
+        weight = query.inputs_first(node, weight)
         addend = query.constant(node.inputs[2]) if len(node.inputs) > 2 else bias
         if addend is None:
             raise NoMatch

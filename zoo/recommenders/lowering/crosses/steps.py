@@ -22,7 +22,7 @@ from zoo.recommenders.lowering.plan import HEADROOM, Columns, LayerGroup
 
 Floats = NDArray[np.float64]
 
-LEAST = 1 / 8  # of the largest range of a vector's columns that every column has at least
+MIN_RANGE_RATIO = 1 / 8  # of the largest range of a vector's columns that every column has at least
 GROWTH = 1.25  # states reach so many times what samples show, beyond the room that x_0 has
 FINE_PART = 4  # one column in `FINE_PART` at most stays a code in a form of bytes
 LESS = 4  # the noise must fall to this part for a vector to stay a code
@@ -225,7 +225,7 @@ class CrossSteps(CodeLayers):
             share = np.ones(part.width)
             if isinstance(part, Field):
                 most = self.scales.magnitudes(part.table)
-                share = np.clip(most / positive(float(most.max())), LEAST, 1)
+                share = np.clip(most / positive(float(most.max())), MIN_RANGE_RATIO, 1)
             for code, scale, row in self._code_positions(part, own=True):
                 rooms.append((code, scale, start + row, scale * CODES * float(share[row])))
             start += part.width
@@ -256,11 +256,11 @@ class CrossSteps(CodeLayers):
         for (x, form), (slot, unit) in list(self._made.items()):
             if isinstance(x, Linear) and form == "i2" and not x.relu:
                 stats[x] = unit * seen(slot)
-                stats[x][0] = np.maximum(HEADROOM * stats[x][0], positive(float(stats[x][0].max())) * LEAST)
+                stats[x][0] = np.maximum(HEADROOM * stats[x][0], positive(float(stats[x][0].max())) * MIN_RANGE_RATIO)
             elif slot >= 0 and ((isinstance(x, Crossed) and form == "cross") or isinstance(x, GatedCodes)):
                 states = unit * seen(slot)
                 growth = np.where(codes[0] >= SEEN, GROWTH * states[0] / np.maximum(codes[0], 1), unit)
-                growth = np.clip(growth, LEAST * unit if isinstance(x, GatedCodes) else LEAST, unit)
+                growth = np.clip(growth, MIN_RANGE_RATIO * unit if isinstance(x, GatedCodes) else MIN_RANGE_RATIO, unit)
                 stats[x] = np.zeros((3, x.width))
                 for code, scale, row, room in self._rooms(parts_of(x.x)):
                     stats[x][:, row] = room * growth[code], scale * states[1, code], scale * states[2, code]

@@ -301,7 +301,7 @@ def _layer(reader: GraphReader, node: ir.Node, value: ir.Value) -> Expression | 
         shift = query.constant(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] is not None else np.zeros(1)
         if not plain or shift is None or node.attributes.get_float("beta", 1.0) != 1:
             return None
-        weight, bias = weight.T if node.attributes.get_int("transB", 0) else weight, shift
+        weight, bias = query.inputs_first(node, weight), shift
     own, source = tensor.axes[-1], tensor.content
     if own not in (("m",), ("h", "c")) or weight.shape[0] != _size(own, tensor.sizes):
         return None

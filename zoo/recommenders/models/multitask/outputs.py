@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-LEAST = 1e-7  # probability in a cross-entropy
+MIN_PROBABILITY = 1e-7  # probability in a cross-entropy
 
 
 def first_of(results: Any) -> torch.Tensor:
@@ -82,7 +82,7 @@ def label_losses(logits: torch.Tensor, labels: torch.Tensor, parents: Sequence[i
     missing = labels.isnan()
     labels = labels.masked_fill(missing, 0)
     if parents:
-        shares = chained(logits, parents).clamp(LEAST, 1 - LEAST)
+        shares = chained(logits, parents).clamp(MIN_PROBABILITY, 1 - MIN_PROBABILITY)
         losses = functional.binary_cross_entropy(shares, labels, reduction="none")
     else:
         losses = functional.binary_cross_entropy_with_logits(logits, labels, reduction="none")

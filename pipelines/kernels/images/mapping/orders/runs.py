@@ -17,7 +17,7 @@ from pipelines.kernels.images.mapping.qdq import data_input, input_at, refused
 from pipelines.kernels.images.mapping.walk import Bytes, Pending
 from pipelines.kernels.images.steps import Gathering, GroupLinear, Operand, PixelSums, Sampling, Softmax, Step
 
-FEW = 1024  # weights of a layer of floats, which is computed run by run
+MAX_RUN_WEIGHTS = 1024  # weights of a layer of floats, which is computed run by run
 TAPS = {"nearest": 1, "linear": 2, "bilinear": 2, "cubic": 4, "bicubic": 4}  # names from opset 20 on and before
 
 
@@ -99,9 +99,9 @@ class Runs(Arithmetic):
         self._settle(node.outputs[0], View(made, np.moveaxis(index, -1, axis)))
 
     def _few_weights(self, node: ir.Node) -> NDArray[np.float32] | None:
-        """float32 [outputs, inputs] of a layer of few float weights over an axis, see `FEW`; None for another node."""
+        """float32 [outputs, inputs] of a layer over an axis with up to `MAX_RUN_WEIGHTS` floats, else None."""
         weight = query.constant(input_at(node, 1))
-        if weight is None or weight.dtype != np.float32 or not 1 <= weight.size <= FEW:
+        if weight is None or weight.dtype != np.float32 or not 1 <= weight.size <= MAX_RUN_WEIGHTS:
             return None
         if node.op_type == "MatMul":
             return np.ascontiguousarray(weight.reshape(len(weight), -1).T) if weight.ndim <= 2 else None
