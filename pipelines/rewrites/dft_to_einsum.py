@@ -16,8 +16,9 @@ LONGEST = 128  # values of a transform; products of longer ones take as long as 
 class DftToEinsum(Rewrite):
     """DFT(x)[.., n, d] = sum_kc x[.., k, c] F[k, c, n, d] over the axis k and the real and imaginary parts c.
 
-    `EinsumToMatMul` makes it a MatMul, whose scale `FoldScale` folds. Forward and inverse, also of half a spectrum
-    (onesided), cut or filled with zeros to a length. Does not fire on axes of unknown or more than `LONGEST` values.
+    `EinsumToMatMul` makes it a MatMul. Forward and inverse, also of half a spectrum (onesided), cut or filled to a
+    length. Scalars that x or the result is multiplied by or divided by, as for norm="ortho", are folded into F. Does
+    not fire on axes of unknown or more than `LONGEST` values.
     """
 
     def rewrite(self, model: ir.Model) -> int:
@@ -38,7 +39,14 @@ class DftToEinsum(Rewrite):
         if matrix is None or x is None or x.shape is None:
             self.refuse(dft, f"its sizes are unknown, or it is longer than {LONGEST}")
             return False
-        name, last = dft.outputs[0].name, len(x.shape) - 1
+        before, after = x.producer(), query.sole_user(dft.outputs[0])
+        if before is not None and query.sole_user(x) is dft and (factor := _factor(before, before.inputs[0])):
+            matrix, x = matrix * factor, before.inputs[0]
+        nodes = [dft]
+        if after is not None and (factor := _factor(after, dft.outputs[0])):
+            matrix, nodes = matrix * factor, [dft, after]
+        assert x is not None and x.shape is not None
+        name, last = nodes[-1].outputs[0].name, len(x.shape) - 1
         axis = (_axis(dft, opset) or 0) % (last + 1)
         order = [*(i for i in range(last) if i != axis), axis, last]
         moved = edit.node("Transpose", [x], f"{name}.rows", dtype=x.dtype, taken=taken, perm=order)
@@ -47,10 +55,20 @@ class DftToEinsum(Rewrite):
         rows = "".join(letters[i] for i in order)
         result = "".join([*letters[:axis], "y", *letters[axis + 1 : last], "z"])
         equation = f"{rows},{rows[-2:]}yz->{result}"
-        inputs = [moved.outputs[0], edit.initializer(graph, f"{name}.matrix", matrix, taken)]
+        inputs = [moved.outputs[0], edit.initializer(graph, f"{name}.matrix", matrix.astype(np.float32), taken)]
         graph.insert_before(dft, moved)
-        edit.substitute([dft], ir.node("Einsum", inputs, {"equation": equation}, name=dft.name))
+        edit.substitute(nodes, ir.node("Einsum", inputs, {"equation": equation}, name=dft.name))
         return True
+
+
+def _factor(node: ir.Node, x: ir.Value | None) -> float | None:
+    """The scalar that a node multiplies x by; None for another node."""
+    if not query.is_op(node, "Mul", "Div") or x is None or x not in node.inputs or x.shape is None:
+        return None
+    divisor = query.is_op(node, "Div")
+    others = [value for value in (node.inputs[1:] if divisor else node.inputs) if value is not x]
+    scalar = query.scalar(others[0]) if len(others) == 1 and (query.rank(others[0]) or 0) <= len(x.shape) else None
+    return 1 / scalar if divisor and scalar else scalar
 
 
 def _axis(dft: ir.Node, opset: int) -> int | None:
@@ -63,7 +81,7 @@ def _axis(dft: ir.Node, opset: int) -> int | None:
     return None if axis is None else int(axis)
 
 
-def _matrix(dft: ir.Node, opset: int) -> NDArray[np.float32] | None:
+def _matrix(dft: ir.Node, opset: int) -> NDArray[np.float64] | None:
     """F [values, 1 or 2, results, 1 or 2] by transforms of unit vectors; None if it is unknown or too large."""
     sizes, axis = query.dimensions(dft.inputs[0]) or [], _axis(dft, opset)
     inverse, onesided = (bool(dft.attributes.get_int(key, 0)) for key in ("inverse", "onesided"))
@@ -82,4 +100,4 @@ def _matrix(dft: ir.Node, opset: int) -> NDArray[np.float32] | None:
     transform = np.fft.irfft if half else np.fft.ifft if inverse else np.fft.fft
     y = transform(spectrum, int(length))[:, : int(length) // 2 + 1 if onesided and not inverse else None]
     results = np.stack([y.real, y.imag], -1) if y.dtype.kind == "c" else y[..., None]
-    return results.reshape(values, parts, -1, results.shape[-1]).astype(np.float32)
+    return results.reshape(values, parts, -1, results.shape[-1])

@@ -33,6 +33,14 @@ def test_a_transform_is_a_product(normal, shape, options):
     assert "MatMul" in ops(net) and "DFT" not in ops(net) and "Einsum" not in ops(net)
 
 
+def test_scalars_are_folded(normal):
+    text = """(float[2,3,6,2] x) => (float[2,3,6,2] y) {
+        h = Div(x, c) f = DFT<onesided=0>(h, , a) g = Mul(c, f) i = DFT<inverse=1>(g, , b) y = Mul(i, v) }"""
+    net = model(text, 20, c=np.float32(3), v=normal(2), a=np.int64(2), b=np.int64(1))
+    assert rewritten(net, DftToEinsum(), x=normal(2, 3, 6, 2) / 64).fired("DftToEinsum") == 2
+    assert ops(net) == ["Transpose", "Einsum", "Transpose", "Einsum", "Mul"]
+
+
 @pytest.mark.parametrize(
     ("shape", "options"),
     [
