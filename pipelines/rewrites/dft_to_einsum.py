@@ -100,4 +100,4 @@ def _matrix(dft: ir.Node, opset: int) -> NDArray[np.float64] | None:
     transform = np.fft.irfft if half else np.fft.ifft if inverse else np.fft.fft
     y = transform(spectrum, int(length))[:, : int(length) // 2 + 1 if onesided and not inverse else None]
     results = np.stack([y.real, y.imag], -1) if y.dtype.kind == "c" else y[..., None]
-    return results.reshape(values, parts, -1, results.shape[-1])
+    return np.asarray(results.reshape(values, parts, -1, results.shape[-1]), np.float64)
