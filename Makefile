@@ -89,9 +89,9 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.runtime: $(BUILT) | $(VENV)/bin/python
-	$(INSTALL) -e ".[openvino]"
+	$(INSTALL) -C cmake.define.ZOO_THIS_CPU=ON -e ".[openvino]"
 	touch $@
 
 $(VENV)/.development: $(BUILT) | $(VENV)/bin/python
-	$(INSTALL) -C cmake.define.ZOO_MODELS=ON -e ".[train,import,serve,test,docs]"
+	$(INSTALL) -C cmake.define.ZOO_THIS_CPU=OFF -C cmake.define.ZOO_MODELS=ON -e ".[train,import,serve,test,docs]"
 	touch $@ $(VENV)/.runtime

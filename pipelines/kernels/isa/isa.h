@@ -472,6 +472,9 @@ struct Isa {
 #ifdef ZOO_SET
 namespace ZOO_SET {  // the instruction set that this file is compiled for, named after its folder
 extern const Isa kIsa;
+extern const RowKernels kRows;
+extern const ClickKernels kClicks;
+extern const ImageKernels kImages;
 extern const TableKernels kTables;
 extern const SequenceKernels kSequences;
 extern const LateInteractionKernels kLateInteraction;

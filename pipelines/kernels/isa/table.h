@@ -1,7 +1,7 @@
 // The table of an instruction set: its kernels.cpp includes this behind its kernels.
 #pragma once
-#include "isa/images/table.h"
 #include "isa/isa.h"
+#include "isa/vectors/lanes.h"
 
 namespace zoo {
 namespace {
@@ -21,9 +21,9 @@ constexpr Isa table_of(const char *name, const char *needs, bool (*supported)(),
         .linear = linear,
         .pack_weights = pack_weights,
         .resample = resample,
-        .rows = &kRowKernels,
-        .clicks = &kClickKernels,
-        .images = &kImageKernels,
+        .rows = &ZOO_SET::kRows,
+        .clicks = &ZOO_SET::kClicks,
+        .images = &ZOO_SET::kImages,
         .tables = &ZOO_SET::kTables,
         .sequences = &ZOO_SET::kSequences,
         .late_interaction = &ZOO_SET::kLateInteraction,

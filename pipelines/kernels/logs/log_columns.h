@@ -346,70 +346,84 @@ ALWAYS_INLINE bool numbers(
     return true;
 }
 
-// The columns of some rows; false where one holds what pyarrow refuses, or a label or weight that is none. high: whether there may be
-// bytes beyond ASCII. find: gives where a column's begins and lengths stand in `fields`.
-template <class Find> ALWAYS_INLINE bool encode(const Schema &schema, Fields &fields, bool high, Parsed &out, const Find &find) {
+// A column of some rows; false where it holds what pyarrow refuses, or a label or weight that is none. high: whether there may be bytes
+// beyond ASCII.
+ALWAYS_INLINE bool encode_column(
+    const Schema &schema, const Column &column, const uint8_t *const *begins, const uint32_t *lengths, Fields &fields, bool high, Parsed &out) {
     const size_t rows = fields.rows, row = out.count;
+    if (high)
+        for (size_t i = 0; i < rows; ++i)
+            if (!is_utf8(begins[i], lengths[i]))
+                return false;
+    const auto real = [&](size_t i) {
+        float exact;
+        if (schema.lines)
+            return exact_number(begins[i], begins[i] + lengths[i], exact) ? exact : NOTHING;
+        const int truth = schema.canonical ? boolean(begins[i], lengths[i]) : -1;
+        const double x = truth >= 0 ? truth : lengths[i] ? number({begins[i], begins[i] + lengths[i]}) : NOTHING;
+        return schema.canonical && x == 0 ? 0 : x;
+    };
+    switch (column.kind) {
+    case Kind::category:
+        if (!categories(
+                column, schema.missing, begins, lengths, fields, schema.ids, schema.canonical && column.ids->first,
+                &out.ids[row * schema.ids] + column.offset))
+            return false;
+        break;
+    case Kind::list:
+        if (!lists(
+                column, schema.missing, begins, lengths, rows, schema, &out.ids[row * schema.ids] + column.offset,
+                out.scales + row * schema.scales))
+            return false;
+        break;
+    case Kind::number:
+        if (!numbers(column, begins, lengths, fields, schema, out.numbers + row * schema.numbers, row, out.left))
+            return false;
+        break;
+    case Kind::label:
+    case Kind::weight: {
+        float *const to = (column.kind == Kind::label ? out.labels : out.weights).get() + row;
+        for (size_t i = 0; i < rows; ++i) {
+            const bool digit = lengths[i] == 1 && *begins[i] >= '0' && *begins[i] <= '9';
+            to[i] = digit ? static_cast<float>(*begins[i] - '0') : static_cast<float>(real(i));
+            if (!(column.kind == Kind::label ? to[i] == 0 || to[i] == 1 : to[i] >= 0))
+                return false;
+        }
+        break;
+    }
+    case Kind::seconds:
+    case Kind::milliseconds: {
+        const double divisor = column.kind == Kind::milliseconds ? 1000 : 1;
+        for (size_t i = 0; i < rows; ++i) {
+            const double value = (lengths[i] ? number({begins[i], begins[i] + lengths[i]}) : NOTHING) / divisor;
+            out.times[row + i] = value == value ? value : NEVER;
+        }
+        break;
+    }
+    case Kind::instant:
+        for (size_t i = 0; i < rows; ++i)
+            out.times[row + i] = instant({begins[i], begins[i] + lengths[i]});
+    }
+    return true;
+}
+
+// `encode_column`, compiled once for an instruction set: inlined at every call it takes long to compile.
+using EncodeColumn = bool (*)(const Schema &, const Column &, const uint8_t *const *, const uint32_t *, Fields &, bool, Parsed &);
+
+// The columns of some rows. find: gives where a column's begins and lengths stand in `fields`.
+template <class Find> ALWAYS_INLINE bool encode(const Schema &schema, Fields &fields, bool high, EncodeColumn encode_one, Parsed &out, const Find &find) {
     for (const Column &column : schema.columns) {
         const size_t field = find(column.place);
-        const uint8_t *const *const begins = &fields.begins[field];
-        const uint32_t *const lengths = &fields.lengths[field];
-        if (high)
-            for (size_t i = 0; i < rows; ++i)
-                if (!is_utf8(begins[i], lengths[i]))
-                    return false;
-        const auto real = [&](size_t i) {
-            float exact;
-            if (schema.lines)
-                return exact_number(begins[i], begins[i] + lengths[i], exact) ? exact : NOTHING;
-            const int truth = schema.canonical ? boolean(begins[i], lengths[i]) : -1;
-            const double x = truth >= 0 ? truth : lengths[i] ? number({begins[i], begins[i] + lengths[i]}) : NOTHING;
-            return schema.canonical && x == 0 ? 0 : x;
-        };
-        switch (column.kind) {
-        case Kind::category:
-            if (!categories(
-                    column, schema.missing, begins, lengths, fields, schema.ids, schema.canonical && column.ids->first,
-                    &out.ids[row * schema.ids] + column.offset))
-                return false;
-            break;
-        case Kind::list:
-            if (!lists(
-                    column, schema.missing, begins, lengths, rows, schema, &out.ids[row * schema.ids] + column.offset,
-                    out.scales + row * schema.scales))
-                return false;
-            break;
-        case Kind::number:
-            if (!numbers(column, begins, lengths, fields, schema, out.numbers + row * schema.numbers, row, out.left))
-                return false;
-            break;
-        case Kind::label:
-        case Kind::weight: {
-            float *const to = (column.kind == Kind::label ? out.labels : out.weights).get() + row;
-            for (size_t i = 0; i < rows; ++i) {
-                const bool digit = lengths[i] == 1 && *begins[i] >= '0' && *begins[i] <= '9';
-                to[i] = digit ? static_cast<float>(*begins[i] - '0') : static_cast<float>(real(i));
-                if (!(column.kind == Kind::label ? to[i] == 0 || to[i] == 1 : to[i] >= 0))
-                    return false;
-            }
-            break;
-        }
-        case Kind::seconds:
-        case Kind::milliseconds: {
-            const double divisor = column.kind == Kind::milliseconds ? 1000 : 1;
-            for (size_t i = 0; i < rows; ++i) {
-                const double value = (lengths[i] ? number({begins[i], begins[i] + lengths[i]}) : NOTHING) / divisor;
-                out.times[row + i] = value == value ? value : NEVER;
-            }
-            break;
-        }
-        case Kind::instant:
-            for (size_t i = 0; i < rows; ++i)
-                out.times[row + i] = instant({begins[i], begins[i] + lengths[i]});
-        }
+        if (!encode_one(schema, column, &fields.begins[field], &fields.lengths[field], fields, high, out))
+            return false;
     }
-    out.count += rows;
+    out.count += fields.rows;
     return true;
+}
+
+// The same of fields that stand by columns.
+inline bool encode(const Schema &schema, Fields &fields, bool high, EncodeColumn encode_one, Parsed &out) {
+    return encode(schema, fields, high, encode_one, out, [&](size_t column) { return column * fields.most; });
 }
 
 } // namespace clicks::logs

@@ -15,9 +15,6 @@
 
 namespace clicks::logs {
 
-// `encode` of fields that stand by columns, compiled once for an instruction set: inlined at every call it takes long to compile.
-using Encode = bool (*)(const Schema &schema, Fields &fields, bool high, Parsed &out);
-
 constexpr uint8_t FEED = '\n', RETURN = '\r', QUOTE = '"';
 
 // Bit i: is the number of bits up to the i-th odd?
@@ -142,7 +139,7 @@ ALWAYS_INLINE int64_t unquote(const uint8_t *&begin, uint32_t &length, std::vect
 // Rows of a block as quickly as it goes; false where there is anything unusual, which may be wrong rows or none.
 template <class Bits>
 ALWAYS_INLINE bool parse_quickly(
-    const uint8_t *data, size_t size, const Schema &schema, const Outputs &outputs, Encode encode_columns, Fields &fields, Parsed &out) {
+    const uint8_t *data, size_t size, const Schema &schema, const Outputs &outputs, EncodeColumn encode_one, Fields &fields, Parsed &out) {
     const size_t width = schema.width;
     const bool lines = schema.lines;
     const bool uncounted = lines && size / width <= outputs.rows; // the arrays of the caller hold as many rows as there may be
@@ -204,10 +201,10 @@ ALWAYS_INLINE bool parse_quickly(
                             known_quotes += taken;
                         }
                 }
-                right = encode_columns(schema, fields, high, out);
+                right = encode(schema, fields, high, encode_one, out);
             } else {
                 bool last = false;
-                right = encode(schema, fields, high, out, [&](size_t column) __attribute__((always_inline)) {
+                right = encode(schema, fields, high, encode_one, out, [&](size_t column) __attribute__((always_inline)) {
                     place(column, 0);
                     last |= column + 1 == width;
                     return size_t{0};
@@ -241,9 +238,8 @@ ALWAYS_INLINE bool parse_quickly(
 }
 
 // The same a byte at a time, as pyarrow does it: a return alone ends a row, empty lines are none, quotes begin only where a field does.
-template <class Bits>
-ALWAYS_INLINE bool parse_slowly(
-    const uint8_t *data, size_t size, const Schema &schema, const Outputs &outputs, Encode encode_columns, Fields &fields, Parsed &out) {
+inline bool parse_slowly(
+    const uint8_t *data, size_t size, const Schema &schema, const Outputs &outputs, EncodeColumn encode_one, Fields &fields, Parsed &out) {
     const size_t width = schema.width;
     const Counts all = count<Bits>(data, 0, size, false);
     out = {};
@@ -298,11 +294,11 @@ ALWAYS_INLINE bool parse_slowly(
         out.consumed = p - data;
         right = right && column == width;
         if (right && ++fields.rows == fields.most) {
-            right = encode_columns(schema, fields, all.high, out);
+            right = encode(schema, fields, all.high, encode_one, out);
             fields.rows = 0;
         }
     }
-    return right && encode_columns(schema, fields, all.high, out);
+    return right && encode(schema, fields, all.high, encode_one, out);
 }
 
 } // namespace clicks::logs

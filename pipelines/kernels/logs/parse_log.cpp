@@ -37,12 +37,14 @@ constexpr size_t TYPICAL = 16; // bytes of a value
 using Parse = bool (*)(const uint8_t *, size_t, const Schema &, const Outputs &, Fields &, Parsed &);
 
 #define VERSION(name, attributes, Bits)                                                                                                    \
-    attributes bool encode_##name(const Schema &schema, Fields &fields, bool high, Parsed &out) {                                          \
-        return encode(schema, fields, high, out, [&](size_t column) { return column * fields.most; });                                     \
+    attributes bool encode_##name(                                                                                                         \
+        const Schema &schema, const Column &column, const uint8_t *const *begins, const uint32_t *lengths, Fields &fields, bool high,      \
+        Parsed &out) {                                                                                                                     \
+        return encode_column(schema, column, begins, lengths, fields, high, out);                                                          \
     }                                                                                                                                      \
-    attributes bool parse_##name(const uint8_t *data, size_t size, const Schema &schema, const Outputs &outputs, Fields &fields, Parsed &out) {              \
+    attributes bool parse_##name(const uint8_t *data, size_t size, const Schema &schema, const Outputs &outputs, Fields &fields, Parsed &out) { \
         return parse_quickly<Bits>(data, size, schema, outputs, encode_##name, fields, out) ||                                             \
-               (!schema.lines && parse_slowly<Bits>(data, size, schema, outputs, encode_##name, fields, out));                             \
+               (!schema.lines && parse_slowly(data, size, schema, outputs, encode_##name, fields, out));                                   \
     }
 
 VERSION(portable, , Bits)
@@ -50,10 +52,10 @@ VERSION(portable, , Bits)
 VERSION(avx2, AVX2, Bits)
 VERSION(avx512, AVX512, Bits512)
 constexpr clicks::Versions<Parse> versions{parse_portable, parse_avx2, parse_avx512};
-constexpr clicks::Versions<Encode> encoders{encode_portable, encode_avx2, encode_avx512};
+constexpr clicks::Versions<EncodeColumn> encoders{encode_portable, encode_avx2, encode_avx512};
 #else
 constexpr clicks::Versions<Parse> versions{parse_portable};
-constexpr clicks::Versions<Encode> encoders{encode_portable};
+constexpr clicks::Versions<EncodeColumn> encoders{encode_portable};
 #endif
 
 // ----------------------------------------------------------------------------------------------------------------- for Python
@@ -163,7 +165,7 @@ class LogParser {
             bool right;
             {
                 nb::gil_scoped_release released;
-                right = encode_(schema_, fields, false, out);
+                right = encode(schema_, fields, false, encode_, out);
             }
             if (!right || rows.size() != count)
                 return std::nullopt;
@@ -226,7 +228,7 @@ class LogParser {
     }
     Schema schema_;
     Parse parse_;
-    Encode encode_;
+    EncodeColumn encode_;
 };
 
 template <class T> using Values = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;

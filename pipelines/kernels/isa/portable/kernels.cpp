@@ -3,9 +3,6 @@
 #include <cstring>
 
 #include "isa/isa.h"
-#include "isa/portable/images.h"
-#include "isa/vectors/click_kernels.h"
-#include "isa/vectors/row_kernels.h"
 
 namespace zoo {
 namespace {

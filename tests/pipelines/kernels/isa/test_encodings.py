@@ -55,9 +55,11 @@ def test_dot_products_are_encoded_as_their_instruction_set_has_them(tmp_path, op
 
 @pytest.mark.slow
 def test_kernels_of_avx_vnni_have_no_instruction_of_avx512(tmp_path):
-    source = f"{SOURCES}/isa/x86/avx_vnni/kernels.cpp"
-    options = ["-O2", "-ffp-contract=off", "-DZOO_SET=avx_vnni", '-DZOO_VECTORS="isa/x86/avx_vnni/vectors.h"']
-    listing = disassembled(tmp_path, source, *options)
+    folder = "isa/x86/avx_vnni"
+    options = ["-O2", "-ffp-contract=off", "-DZOO_SET=avx_vnni"]
+    options += [f'-DZOO_{name.upper()}="{folder}/{name}.h"' for name in ("vectors", "images")]
+    sources = [f"{SOURCES}/{part}/kernels.cpp" for part in (folder, "isa/images", "isa/rows", "isa/clicks")]
+    listing = [line for source in sources for line in disassembled(tmp_path, source, *options)]
     products = [code for code, text in listing if "vpdp" in text]
     assert len(products) > 100 and all(code.startswith("c4") for code in products)
     assert not [text for code, text in listing if code.startswith("62") or "zmm" in text]

@@ -7,6 +7,7 @@
 #include "isa/images/floats.h"
 #include "isa/images/kernels.h"
 #include "isa/x86/avx2/activation.h"
+#include "isa/x86/avx2/lookup.h"
 
 namespace zoo {
 namespace {

@@ -2,11 +2,8 @@
 #include <cstring>
 
 #include "isa/isa.h"
-#include "isa/vectors/click_kernels.h"
-#include "isa/vectors/row_kernels.h"
+#include "isa/vectors/lanes.h"
 #include "isa/x86/avx2/epilogue.h"
-#include "isa/x86/avx2/images.h"
-#include "isa/x86/avx2/lookup.h"
 #include "isa/x86/cpu.h"
 
 namespace zoo {

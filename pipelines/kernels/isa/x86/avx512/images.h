@@ -3,8 +3,10 @@
 #include <immintrin.h>
 
 #include "isa/images/kernels.h"
-#include "isa/x86/avx512/products.h"
-#include "isa/vectors/unroll.h"
+#include "isa/x86/avx512/bytes.h"
+#include "isa/x86/bytes/depthwise.h"
+#include "isa/x86/bytes/product.h"
+#include "isa/x86/bytes/products.h"
 
 namespace zoo {
 namespace {

@@ -1,12 +1,6 @@
 // The kernels for AVX-512 with VNNI.
 #include "isa/isa.h"
-#include "isa/vectors/click_kernels.h"
-#include "isa/vectors/row_kernels.h"
-#include "isa/x86/avx512/images.h"
 #include "isa/x86/avx512/linear.h"
-#include "isa/x86/bytes/depthwise.h"
-#include "isa/x86/bytes/product.h"
-#include "isa/x86/bytes/products.h"
 #include "isa/x86/bytes/resample.h"
 
 namespace zoo {

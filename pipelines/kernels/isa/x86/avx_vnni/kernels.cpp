@@ -1,12 +1,6 @@
 // The kernels for AVX-VNNI, which has the dot products of VNNI for 256 bits.
 #include "isa/isa.h"
-#include "isa/vectors/click_kernels.h"
-#include "isa/vectors/row_kernels.h"
-#include "isa/x86/avx2/lookup.h"
 #include "isa/x86/avx_vnni/linear.h"
-#include "isa/x86/bytes/depthwise.h"
-#include "isa/x86/bytes/product.h"
-#include "isa/x86/bytes/products.h"
 #include "isa/x86/bytes/resample.h"
 #include "isa/x86/cpu.h"
 

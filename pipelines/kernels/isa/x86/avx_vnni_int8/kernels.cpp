@@ -1,6 +1,5 @@
 // The kernels for AVX-VNNI-INT8: those of AVX-VNNI, and where both factors are signed, products without a zero point of 128.
 #include "isa/isa.h"
-#include "isa/vectors/row_kernels.h"
 #include "isa/x86/cpu.h"
 
 namespace zoo {
@@ -23,7 +22,7 @@ Isa isa() {
 #else
     isa.name = "avx_vnni_int8", isa.needs = "AVX-VNNI and AVX-VNNI-INT8, with vectors of 256 bits";
 #endif
-    isa.supported = supported, isa.rows = &kRowKernels, isa.retrieval = &ZOO_SET::kRetrieval;
+    isa.supported = supported, isa.rows = &ZOO_SET::kRows, isa.retrieval = &ZOO_SET::kRetrieval;
     return isa;
 }
 
