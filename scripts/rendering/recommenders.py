@@ -251,7 +251,13 @@ def new_ids(report: Mapping[str, Any], source: str) -> str:
         for what, key in (("all", "auc"), ("of new ids", "auc_new"))
     ]
     names = [f"day after day, `new_ids={way}`" if way in ("unknown", "similar") else way for way in ways]
+    regained = []
+    for model in models:
+        whole, first, *daily = (float(np.median(model["auc"][way])) for way in ways)
+        regained.append((max(daily) - first) / (whole - first))
     return (
+        f"Training day after day regains {min(regained):.0%} to {max(regained):.0%} of the AUC that one training on "
+        "all days has over the first day alone.\n\n"
         f"Logs of {report['days']} days by `scripts/reproduction/recommenders.py` ({source}), {report['rows']:,} rows "
         f"each, with {report['users']} new users and {report['items']} new items a day: AUC on {report['judged']:,} "
         f"held-out rows, and on the {report['new']:,} of these rows with a new user or item on the last day; "

@@ -43,7 +43,9 @@ def served(part: Mapping[str, Any], source: str) -> str:
         served_models = "wide-deep-criteo and multi30k-en-de"
         return f"Memory of all processes (PSS) serving {served_models}, by workers: {sizes} ({source}).\n"
     if isinstance(facts, list):
-        title = LAYERS.format(source=source) if kind == "layers" else f"One row per request ({source}):"
+        title = f"One row per request ({source}):"
+        if kind == "layers":
+            title = _first_layers(facts) + LAYERS.format(source=source)
         return f"{title}\n\n{_servers(facts)}"
     if kind == "rows":
         return (
@@ -120,12 +122,15 @@ def scored(report: Mapping[str, Any], source: str) -> str:
 
 def ray_served(report: Mapping[str, Any], source: str) -> str:
     """Renders the report of serving on Ray Serve."""
-    rows = []
+    rows, rates = [], {(case["way"], case["rows"]): case["rate"] for case in report["results"]}
+    sizes = sorted({size for _, size in rates})
+    over = [f"{rates['zoo serve', size] / rates['zoo serve --on ray', size]:.1f}x ({size})" for size in sizes]
     for case in report["results"]:
         times = [f"{case[name]:,.1f}" for name in ("rate", "p50", "p99")]
         rows.append([case["way"], f"{case['rows']}", *times])
     head = ["", "rows per request", "requests/s", "p50, ms", "p99, ms"]
     text = (
+        f"Requests/s of `zoo serve` over `zoo serve --on ray`, by rows per request: {', '.join(over)}.\n\n"
         f"{report['model']}, one worker and one replica, {report['clients']} clients, interleaved, by "
         f"`scripts/peers/serving/ray_serve.py` ({source})."
     )
@@ -149,7 +154,9 @@ def exchanged(report: Mapping[str, Any], source: str) -> str:
             rows.append([model["model"], case["link"], *rates, *shares, *paper])
     head = ["", "link", "samples/s, default", "tuned", "exchange, share of step time", "tuned"]
     head += ["efficiency, 8 machines, default", "tuned", "128 machines, default", "tuned"]
+    gains = [case["speedup"] for model in report["models"] for case in model["links"]]
     return (
+        f"`--tune-communication` trains {min(gains):.2f}x to {max(gains):.2f}x as fast as the default exchange.\n\n"
         "Gradient exchange of two processes, one core each, over links shaped by `tc` and a relay, by "
         f"`scripts/peers/distributed/communication.py` ({source}). Efficiency is an "
         "estimate: throughput divided by that of as many single machines, with the same batch per machine and the "
@@ -165,6 +172,17 @@ def _ended(code: int | None) -> str:
     if code is None:
         return "not within 10 s"
     return f"exit {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+
+
+def _first_layers(servers: list[Mapping[str, Any]]) -> str:
+    """Returns a sentence: the HTTP layers with the most requests/s and with the shortest single request."""
+    timed = [server for server in servers if "left_out" not in server]
+    most = max(timed, key=lambda server: float(server["requests_per_second"]["median"]))
+    lone = min(timed, key=lambda server: float(server["lone_p50_ms"]["median"]))
+    return (
+        f"{most['server']} has the most requests/s ({most['requests_per_second']['median']:,.0f}), "
+        f"{lone['server']} the shortest single request ({lone['lone_p50_ms']['median']:.2f} ms).\n\n"
+    )
 
 
 def _servers(servers: list[Mapping[str, Any]]) -> str:

@@ -187,7 +187,9 @@ def _beside_quantizers(report: Report) -> str:
     keys = list(content["metrics"]["fp32"])
     measured = [("fp32", content["metrics"]["fp32"], None), ("int8", content["metrics"]["int8"], content["difference"])]
     measured += [(f"int8 by {peer}", e["metrics"], e["difference"]) for peer, e in content["peers"].items()]
-    return f"On {content['data']} ({source(report, BENCHMARKS)}).\n\n" + table(
+    moved = content["metrics"]["int8"]["auc"] - content["metrics"]["fp32"]["auc"]
+    title = f"int8 changes the AUC of fp32 by {moved:+.4f}.\n\n"
+    return f"{title}On {content['data']} ({source(report, BENCHMARKS)}).\n\n" + table(
         _metric_columns(keys), _metric_rows(measured, keys)
     )
 
@@ -260,9 +262,12 @@ def _instances(report: Report) -> str:
         for result in results
     ]
     columns = ["precision", "engine", "instances", "rows/s, total", "MB, total (PSS)"]
-    return f"Pinned processes, batch size {results[0]['batch_size']} ({source(report, BENCHMARKS)}).\n\n" + table(
-        columns, rows
-    )
+    rates = {result["engine"]: result["samples_per_second"] for result in results if result["precision"] == "int8"}
+    peer = max(rates.keys() - {"native"}, key=rates.__getitem__)
+    return (
+        f"Native kernels: {rates['native'] / rates[peer]:.2f}x the rows/s of {peer} on the same int8 model.\n\n"
+        f"Pinned processes, batch size {results[0]['batch_size']} ({source(report, BENCHMARKS)}).\n\n"
+    ) + table(columns, rows)
 
 
 def _stream(report: Report) -> str:

@@ -275,7 +275,7 @@ def _networks_alone(report: Report) -> str:
 
 def _best_quantizers() -> str:
     """Agreement and SQNR of this project's file and of the best file of a peer, per network and CPU."""
-    rows = []
+    rows, higher = [], {"agreement": 0, "sqnr_db": 0}
     for report in reports(PEERS, "vision"):
         for model in report.content["models"]:
             cells = [model["model"], cpu(report)]
@@ -284,10 +284,15 @@ def _best_quantizers() -> str:
                 for result in model["results"]:
                     for metrics in result["accuracy"].values():
                         values[result["setting"] == "zoo"].append((metrics[key], result["setting"]))
+                higher[key] += max(values[True])[0] > max(values[False])[0]
                 cells += [f"{max(values[True])[0]:{form}}", "{:{form}} ({})".format(*max(values[False]), form=form)]
             rows.append(cells)
     columns = ["network", "CPU", "agreement, %: zoo", "best peer", "SQNR, dB: zoo", "best peer"]
-    return "The best file of `zoo quantize` and of its peers, each in its best engine.\n\n" + table(columns, rows)
+    return (
+        f"`zoo quantize` agrees more often with fp32 than the best peer in {higher['agreement']} of {len(rows)} "
+        f"cases, and has the higher SQNR in {higher['sqnr_db']}.\n\n"
+        "The best file of `zoo quantize` and of its peers, each in its best engine.\n\n" + table(columns, rows)
+    )
 
 
 def _peer_quantizers(report: Report) -> str:
