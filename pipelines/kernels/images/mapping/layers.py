@@ -70,7 +70,8 @@ class Layers(FloatLayers):
 
         def step(out: int, scale: Array, zero: int = 0, low: int = 0, high: int = 255, *, floats: bool = False) -> None:
             bounds: dict[str, Any] = {"fill": x.zero, "zero": zero, "low": low, "high": high, "floats": floats}
-            self.steps.append(Convolution(x.tensor, out, weight, biases.astype(np.int32), scale, **geometry, **bounds))
+            convolution = Convolution(x.tensor, out, weight, biases.astype(np.int32), scale, **geometry, **bounds)
+            self.steps.append(convolution.saturated())
 
         def emit(scale: np.float32, zero: int, low: int, high: int) -> int:
             out = self._new(shape)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pipelines.kernels.images.program import ImageProgram
 
 ROUNDED = 2**30  # magnitudes of products that are rounded to int32
+BYTES = 256  # magnitude of a product that is 0 or 255, whatever its zero point
 LARGEST_GAIN = 2**15 - 1
 FEW_PIXELS = 2  # that wait for the weights of a layer
 
@@ -126,6 +127,14 @@ class Convolution(Step):
         """The largest magnitude that the sums of an output can have, int64 [O]."""
         reach = 255 * np.abs(self.weight, dtype=np.int16).sum(axis=(1, 2, 3), dtype=np.int64)
         return np.asarray(reach + np.abs(self.bias.astype(np.int64)))
+
+    def saturated(self) -> Convolution:
+        """Returns the layer with smaller scales where every sum but 0 saturates, so that products fit 32 bits."""
+        most = (0.99 * ROUNDED / np.maximum(self.largest_sums, 1)).astype(np.float32)
+        large = (self.scale > most) & (most > BYTES)
+        if self.out < 0 or self.floats or not large.any():
+            return self
+        return replace(self, scale=np.where(large, most, self.scale))
 
     def activated(self, kind: str, scale: float, zero: int, out: int, gain: Array | None = None) -> Convolution | None:
         """Fuses an activation into the layer.

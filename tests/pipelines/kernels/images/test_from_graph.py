@@ -362,6 +362,14 @@ def layer(g: Graph, x: str, outputs: int, inputs: int, scale: float = 0.1) -> st
     return g.quantize(g.layer("Conv", x, (outputs, inputs, 1, 1), scale), 0.1, 120)
 
 
+@pytest.mark.parametrize("scale", [1e-7, 1e-12])
+def test_results_of_a_tiny_scale_saturate(scale: float, tmp_path: Path) -> None:
+    g = Graph()
+    x = g.quantize(g.layer("Conv", g.quantize("image", 0.02, 120), (16, 3, 1, 1), 0.02), scale, 120)
+    out = layer(g, x, 8, 16, scale)
+    same_as_onnxruntime(g, out, [3, 5, 7], tmp_path)  # refused before: "can overflow 32 bits"
+
+
 @pytest.mark.parametrize("groups", [2, 3])
 @pytest.mark.parametrize("quantized", [True, False])
 def test_a_shuffle_of_channels(groups: int, quantized: bool, tmp_path: Path) -> None:
