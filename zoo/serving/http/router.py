@@ -193,10 +193,10 @@ class Router:
             raise HTTPException(401, "expected an API key: Authorization: Bearer KEY", ("www-authenticate", "Bearer"))
 
     def _with_cors(self, request: Request, response: Response) -> Response:
-        """The response with CORS headers if the origin of the request is allowed."""
+        """The response with CORS headers if the origin of the request is allowed. All vary by origin, for caches."""
         origin = request.header("origin")
         if origin is None or not {origin, "*"} & self.config.cors_origins:
-            return response
+            return response._replace(headers=[*response.headers, ("vary", "origin")])
         headers = dict(CORS_HEADERS)
         if requested := request.header("access-control-request-headers"):  # such as x-stainless-os of OpenAI's client
             headers["access-control-allow-headers"] += f", {requested}"
