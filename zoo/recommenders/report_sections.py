@@ -6,18 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import zoo
-from pipelines.analysis.markdown import (
-    BENCHMARKS,
-    MODELS,
-    Report,
-    cpu_column,
-    link,
-    newest,
-    reports,
-    source,
-    stored_megabytes,
-    table,
-)
+from pipelines.analysis import markdown
 from pipelines.models.hub import Hub
 
 OVERVIEW = "rows/s of the model in batches of 512"
@@ -35,15 +24,15 @@ def overview(name: str) -> dict[str, str]:
     qualities, speeds = _reports(name, "quality"), _reports(name, "speed")
     if not qualities or not speeds:
         return {}
-    metrics = newest(qualities).content["metrics"]
+    metrics = markdown.newest(qualities).content["metrics"]
     return {
         "AUC": f"{metrics['fp32']['auc']:.4f} / {metrics['int8']['auc']:.4f}",
-        **{cpu_column(speed): _speed_up(speed) for speed in speeds},
-        "MB": stored_megabytes(zoo.SHIPPED / name),
+        **{markdown.cpu_column(speed): _speed_up(speed) for speed in speeds},
+        "MB": markdown.stored_megabytes(zoo.SHIPPED / name),
     }
 
 
-def _speed_up(speed: Report) -> str:
+def _speed_up(speed: markdown.Report) -> str:
     """The throughput of int8 and its ratio to fp32, each in its fastest engine, at the largest batch size."""
     int8, fp32 = (_quickest(speed, precision, _largest(speed)) for precision in ("int8", "fp32"))
     rate = int8["samples_per_second"]
@@ -63,7 +52,7 @@ def sections(name: str) -> str:
     log = "rows.tsv" if name == "wide-deep-criteo" else "log.csv"
     parts = [f"- **Run:** `zoo run {name} {log} -o scores.csv`", f"- **Input:** {details['input']}"]
     if qualities := _reports(name, "quality"):
-        parts.append(_quality(newest(qualities)))
+        parts.append(_quality(markdown.newest(qualities)))
     parts += [_speed_by_engine(speed) for speed in _reports(name, "speed")]
     return "\n".join(parts)
 
@@ -95,22 +84,22 @@ def benchmarks(names: Sequence[str]) -> str:
     return "\n".join(["# Click-through rate\n", *parts]) if parts else ""
 
 
-def _reports(name: str, kind: str) -> list[Report]:
-    return reports(zoo.SHIPPED / name / "reports", kind)
+def _reports(name: str, kind: str) -> list[markdown.Report]:
+    return markdown.reports(zoo.SHIPPED / name / "reports", kind)
 
 
-def _largest(speed: Report) -> int:
+def _largest(speed: markdown.Report) -> int:
     """The largest batch size of a report."""
     return int(max(result["batch_size"] for result in speed.content["results"]))
 
 
-def _quickest(speed: Report, precision: str, size: int) -> dict[str, Any]:
+def _quickest(speed: markdown.Report, precision: str, size: int) -> dict[str, Any]:
     """The result of the fastest engine at a batch size."""
     results = [e for e in speed.content["results"] if (e["precision"], e["batch_size"]) == (precision, size)]
     return max(results, key=lambda result: float(result["samples_per_second"]))
 
 
-def _gain(result: dict[str, Any], speed: Report) -> float:
+def _gain(result: dict[str, Any], speed: markdown.Report) -> float:
     """Throughput relative to fp32 in the same engine, or in the fastest engine if this one has no fp32."""
     size = result["batch_size"]
     fp32 = {
@@ -136,7 +125,7 @@ def _metric_columns(keys: Sequence[str]) -> list[str]:
     return ["", *(labels.get(key, key) for key in keys), "max probability error"]
 
 
-def _quality(report: Report) -> str:
+def _quality(report: markdown.Report) -> str:
     content = report.content
     keys = list(content["metrics"]["fp32"])
     measured = [("fp32", content["metrics"]["fp32"], None), ("int8", content["metrics"]["int8"], content["difference"])]
@@ -147,13 +136,13 @@ def _quality(report: Report) -> str:
     after = "The shipped weights were retrained on all rows with the same recipe. " if again else ""
     return (
         f"- **Quality** on {content['data']} ({content['samples']:,} rows, {content['clicks']:,} clicks; "
-        f"{link(report.path, MODELS)}). {after}"
+        f"{markdown.link(report.path, markdown.MODELS)}). {after}"
         f"AUC of int8 minus fp32, 95% interval by paired bootstrap: {low:+.5f} to {high:+.5f}.\n\n"
-        + table(_metric_columns(keys), _metric_rows(measured, keys))
+        + markdown.table(_metric_columns(keys), _metric_rows(measured, keys))
     )
 
 
-def _speed_by_engine(report: Report) -> str:
+def _speed_by_engine(report: markdown.Report) -> str:
     size = _largest(report)
     results = {(e["precision"], e["engine"], e["batch_size"]): e for e in report.content["results"]}
     rows = []
@@ -175,12 +164,13 @@ def _speed_by_engine(report: Report) -> str:
         "one row, fp32 ms",
         "one row, int8 ms",
     ]
-    return f"- **Speed** of the model, batches of {size} and single rows ({source(report, MODELS)}):\n\n" + table(
-        columns, rows
+    return (
+        f"- **Speed** of the model, batches of {size} and single rows ({markdown.source(report, markdown.MODELS)}):\n\n"
+        + markdown.table(columns, rows)
     )
 
 
-def _beside_quantizers(report: Report) -> str:
+def _beside_quantizers(report: markdown.Report) -> str:
     content = report.content
     if not content.get("peers"):
         return ""
@@ -189,12 +179,12 @@ def _beside_quantizers(report: Report) -> str:
     measured += [(f"int8 by {peer}", e["metrics"], e["difference"]) for peer, e in content["peers"].items()]
     moved = content["metrics"]["int8"]["auc"] - content["metrics"]["fp32"]["auc"]
     title = f"int8 changes the AUC of fp32 by {moved:+.4f}.\n\n"
-    return f"{title}On {content['data']} ({source(report, BENCHMARKS)}).\n\n" + table(
+    return f"{title}On {content['data']} ({markdown.source(report, markdown.BENCHMARKS)}).\n\n" + markdown.table(
         _metric_columns(keys), _metric_rows(measured, keys)
     )
 
 
-def _speed(report: Report) -> str:
+def _speed(report: markdown.Report) -> str:
     rows = []
     for result in sorted(report.content["results"], key=lambda e: (-e["batch_size"], e["precision"], e["engine"])):
         latency = " / ".join(f"{result['latency_ms'][key]:.3f}" for key in ("p50", "p95", "p99"))
@@ -221,10 +211,10 @@ def _speed(report: Report) -> str:
         "pre / model / post ms",
         "process MB",
     ]
-    return f"On {source(report, BENCHMARKS)}.\n\n" + table(columns, rows)
+    return f"On {markdown.source(report, markdown.BENCHMARKS)}.\n\n" + markdown.table(columns, rows)
 
 
-def _peers(report: Report) -> str:
+def _peers(report: markdown.Report) -> str:
     """Throughput and maximum probability error of all engines on the same weights and inputs."""
     results = report.content["results"]
     cases = list(dict.fromkeys((result["ids"], result["batch_size"]) for result in results))
@@ -244,12 +234,12 @@ def _peers(report: Report) -> str:
     columns = ["rows/s", *(f"{ids}, batch size {size}" for ids, size in cases), "max probability error"]
     return (
         "Same weights and inputs, model only, ids drawn from a Zipf distribution (1.1) and uniformly, by "
-        f"`scripts/peers/recommenders/wide_deep.py` ({source(report, BENCHMARKS)}).\n\n"
-        + table(columns, [*rows, [*best, ""]])
+        f"`scripts/peers/recommenders/wide_deep.py` ({markdown.source(report, markdown.BENCHMARKS)}).\n\n"
+        + markdown.table(columns, [*rows, [*best, ""]])
     )
 
 
-def _instances(report: Report) -> str:
+def _instances(report: markdown.Report) -> str:
     results = report.content["results"]
     rows = [
         [
@@ -266,21 +256,21 @@ def _instances(report: Report) -> str:
     peer = max(rates.keys() - {"native"}, key=rates.__getitem__)
     return (
         f"Native kernels: {rates['native'] / rates[peer]:.2f}x the rows/s of {peer} on the same int8 model.\n\n"
-        f"Pinned processes, batch size {results[0]['batch_size']} ({source(report, BENCHMARKS)}).\n\n"
-    ) + table(columns, rows)
+        f"Pinned processes, batch size {results[0]['batch_size']} ({markdown.source(report, markdown.BENCHMARKS)}).\n\n"
+    ) + markdown.table(columns, rows)
 
 
-def _stream(report: Report) -> str:
+def _stream(report: markdown.Report) -> str:
     content = report.content
     split = ", ".join(f"{stage} {microseconds:.2f}" for stage, microseconds in content["split_us"].items())
     return (
         f"{content['rows']:,} synthetic rows, file to file: {content['rows_per_second']:,.0f} rows/s, peak memory "
         f"{content['peak_memory_mb']:.0f} MB; microseconds a row: {split} ({content['precision']} in "
-        f"{content['engine']}; {source(report, BENCHMARKS)}).\n"
+        f"{content['engine']}; {markdown.source(report, markdown.BENCHMARKS)}).\n"
     )
 
 
-def _whole_processes(report: Report) -> str:
+def _whole_processes(report: markdown.Report) -> str:
     results = report.content["results"]
     rows = [
         [
@@ -296,11 +286,11 @@ def _whole_processes(report: Report) -> str:
     content = report.content
     return (
         f"{content['rows']:,} rows, process start included, by `scripts/peers/recommenders/runs.py` "
-        f"({source(report, BENCHMARKS)}).\n\n" + table(columns, rows)
+        f"({markdown.source(report, markdown.BENCHMARKS)}).\n\n" + markdown.table(columns, rows)
     )
 
 
-def _training(trainings: Sequence[Report]) -> str:
+def _training(trainings: Sequence[markdown.Report]) -> str:
     rows = []
     for report in trainings:
         content, seconds = report.content, report.content["seconds"]
@@ -308,7 +298,7 @@ def _training(trainings: Sequence[Report]) -> str:
         layers = " x ".join(map(str, content["hidden"]))
         rows.append(
             [
-                f"{source(report, BENCHMARKS)}, load average {content['load_average'][1]:.1f}",
+                f"{markdown.source(report, markdown.BENCHMARKS)}, load average {content['load_average'][1]:.1f}",
                 f"{content['trained_rows']:,} (`{content['data']}`)",
                 f"{layers}; {content['buckets']:,} buckets of {content['embedding_size']} a field",
                 f"{content['batch_size']:,}",
@@ -333,4 +323,4 @@ def _training(trainings: Sequence[Report]) -> str:
     ]
     columns, *cells = zip(*rows, strict=True)
     lines = [[fact, *values] for fact, values in zip(facts, cells, strict=True)]
-    return "One epoch, one thread, not pinned.\n\n" + table(["", *columns], lines)
+    return "One epoch, one thread, not pinned.\n\n" + markdown.table(["", *columns], lines)

@@ -6,18 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import zoo
-from pipelines.analysis.markdown import (
-    BENCHMARKS,
-    MODELS,
-    PEERS,
-    Report,
-    cpu_column,
-    link,
-    newest,
-    reports,
-    source,
-    table,
-)
+from pipelines.analysis import markdown
 from pipelines.models.hub import Hub
 
 OVERVIEW = "texts/s of a stream of mixed lengths, sorted by length"
@@ -55,27 +44,27 @@ def overview(name: str) -> dict[str, str]:
     Returns:
         Cell by column; {} without measurements.
     """
-    cells, measured = {}, reports(zoo.SHIPPED / name / "reports", "quality")
+    cells, measured = {}, markdown.reports(zoo.SHIPPED / name / "reports", "quality")
     if "names" in Hub(zoo.SHIPPED).card(name).details["preprocessing"]:
         return {}
     if measured:
-        metrics = newest(measured).content["metrics"]
+        metrics = markdown.newest(measured).content["metrics"]
         spearman = " / ".join(f"{metrics[precision]['spearman']:.4f}" for precision in ("fp32", "int8"))
         cells["Spearman, STS-B"] = spearman
-    if peer_reports := reports(PEERS, "texts"):
-        cells |= {cpu_column(report): _speed_up(report) for report in peer_reports}
-        sizes = newest(peer_reports).content.get("bytes", {})
+    if peer_reports := markdown.reports(markdown.PEERS, "texts"):
+        cells |= {markdown.cpu_column(report): _speed_up(report) for report in peer_reports}
+        sizes = markdown.newest(peer_reports).content.get("bytes", {})
         cells["MB"] = " / ".join(f"{size / 1e6:.1f}" for size in sizes.values())
     return cells
 
 
-def _speed_up(report: Report) -> str:
+def _speed_up(report: markdown.Report) -> str:
     """Returns the throughput of int8 on a stream of mixed lengths, and its ratio to float32 in stock engines."""
     rate, peer, _ = _stream(report, "mixed", "onnxruntime-fp32", "fastembed")
     return f"{rate:,.0f} ({rate / peer:.2f}x)"
 
 
-def _stream(report: Report, load: str, *peers: str) -> tuple[float, float, str]:
+def _stream(report: markdown.Report, load: str, *peers: str) -> tuple[float, float, str]:
     """Returns texts/s of a sorted stream: of the zoo, and of the best of `peers` (default: all), with its name."""
     (results,) = (entry["results"]["sorted"] for entry in report.content["loads"] if entry["load"] == load)
     rates = {name: result["median"] for name, result in results.items()}
@@ -102,24 +91,27 @@ def sections(name: str) -> str:
         f"- **Input:** texts of up to {spec['max_length']} tokens, longer texts are truncated. Output: "
         f"{spec['form']['width']} numbers per text, pooling {spec['form']['pooling']}",
     ]
-    measured = reports(zoo.SHIPPED / name / "reports", "quality")
+    measured = markdown.reports(zoo.SHIPPED / name / "reports", "quality")
     if not measured:
         return "\n".join([*lines, "- **Quality, speed:** not measured\n"])
-    report = newest(measured)
+    report = markdown.newest(measured)
     change, kept = report.content["difference"], report.content["kept"]
     lines += [
-        f"- **Quality** ({link(report.path, MODELS)}, {report.content['samples']:,} pairs), int8 - fp32: Spearman "
-        f"{change['spearman']:+.4f}, cosine of the vectors {change['cosine']:.4f} on average, {_lowest(change)}, "
+        f"- **Quality** ({markdown.link(report.path, markdown.MODELS)}, {report.content['samples']:,} pairs), "
+        f"int8 - fp32: Spearman {change['spearman']:+.4f}, cosine of the vectors "
+        f"{change['cosine']:.4f} on average, {_lowest(change)}, "
         f"recall of the ten nearest of {report.content['texts']:,} texts {change['overlap']:.1%}",
         f"- **Compressed vectors**, recall of the ten nearest texts: float16 {kept['float16']:.1%}, int8 "
         f"{kept['int8']:.1%}, binary {kept['binary']:.1%}",
     ]
-    for peer_report in reports(PEERS, "texts"):
+    for peer_report in markdown.reports(markdown.PEERS, "texts"):
         parts = []
         for load in ("sentences", "paragraphs", "mixed"):
             rate, peer, best = _stream(peer_report, load)
             parts.append(f"{load} {rate:,.0f} texts/s, {rate / peer:.2f}x {best}")
-        lines.append(f"- **Speed**, sorted by length ({source(peer_report, MODELS)}): {'; '.join(parts)}")
+        lines.append(
+            f"- **Speed**, sorted by length ({markdown.source(peer_report, markdown.MODELS)}): {'; '.join(parts)}"
+        )
     return "\n".join([*lines, ""])
 
 
@@ -135,13 +127,13 @@ def benchmarks(names: Sequence[str]) -> str:
     Args:
         names: Names of the models.
     """
-    tables = [_peer_tables(report) for report in reports(PEERS, "texts")]
-    networks = [_network_table(report) for report in reports(PEERS, "text-networks")]
+    tables = [_peer_tables(report) for report in markdown.reports(markdown.PEERS, "texts")]
+    networks = [_network_table(report) for report in markdown.reports(markdown.PEERS, "text-networks")]
     parts = ["# Text encoders\n", *(["## Sentence encoders\n", PEER_LEGEND, *tables] if tables else [])]
     return "\n".join([*parts, *(["## Text encoders by architecture\n", NETWORK_LEGEND, *networks] if networks else [])])
 
 
-def _network_table(report: Report) -> str:
+def _network_table(report: markdown.Report) -> str:
     """Renders a report of `scripts/peers/texts/networks.py`."""
     networks = report.content["networks"]
     columns = list(dict.fromkeys(load["load"] for network in networks for load in network["loads"]))
@@ -152,7 +144,12 @@ def _network_table(report: Report) -> str:
         cosine = f"{network['engines']['zoo']['cosine']:.4f}"
         rows.append([name, cosine, *(cells.get(column, "") for column in columns)])
     layers = f"{report.content['layers']} layers"
-    return "\n".join([f"{source(report, BENCHMARKS)}, {layers}.\n", table(["network", "cosine", *columns], rows)])
+    return "\n".join(
+        [
+            f"{markdown.source(report, markdown.BENCHMARKS)}, {layers}.\n",
+            markdown.table(["network", "cosine", *columns], rows),
+        ]
+    )
 
 
 def _network_cell(load: Mapping[str, Any]) -> str:
@@ -168,7 +165,7 @@ def _network_cell(load: Mapping[str, Any]) -> str:
     return f"{written} ({ratio:.2f}x {best})"
 
 
-def _peer_tables(report: Report) -> str:
+def _peer_tables(report: markdown.Report) -> str:
     """Renders a report of `scripts/peers/texts/texts.py`."""
     engines = report.content["ways"]
     lowest = {key: form for key, form in LOWEST.items() if all(key in engine for engine in engines.values())}
@@ -182,7 +179,7 @@ def _peer_tables(report: Report) -> str:
         ]
         for name, engine in engines.items()
     ]
-    parts = [source(report, BENCHMARKS) + ".\n", table(columns, rows)]
+    parts = [markdown.source(report, markdown.BENCHMARKS) + ".\n", markdown.table(columns, rows)]
     for load in report.content["loads"]:
         cells = [
             [name, *(f"{result[name]['median']:.4g}" if name in result else "" for result in load["results"].values())]
@@ -190,6 +187,6 @@ def _peer_tables(report: Report) -> str:
         ]
         parts += [
             f"{load['load'].capitalize()}, {load['characters']} characters on average:\n",
-            table(["engine", *load["results"]], cells),
+            markdown.table(["engine", *load["results"]], cells),
         ]
     return "\n".join(parts)

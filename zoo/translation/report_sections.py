@@ -6,19 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import zoo
-from pipelines.analysis.markdown import (
-    BENCHMARKS,
-    MODELS,
-    PEERS,
-    Report,
-    cpu_column,
-    link,
-    newest,
-    reports,
-    source,
-    stored_megabytes,
-    table,
-)
+from pipelines.analysis import markdown
 from pipelines.models.hub import Hub
 
 OVERVIEW = "sentences/s from text to text"
@@ -45,7 +33,7 @@ class TextToText(NamedTuple):
         results: Results by engine.
     """
 
-    report: Report
+    report: markdown.Report
     case: dict[str, Any]
     results: dict[str, dict[str, Any]]
 
@@ -75,21 +63,21 @@ def overview(name: str) -> dict[str, str]:
     Returns:
         Cell by column; {} without measurements.
     """
-    qualities = reports(zoo.SHIPPED / name / "reports", "bleu")
+    qualities = markdown.reports(zoo.SHIPPED / name / "reports", "bleu")
     if not qualities:
         return {}
-    quality = newest(qualities).content
+    quality = markdown.newest(qualities).content
     bleu = f"{quality['metrics']['fp32']['bleu']:.2f} / {quality['native']['metrics']['bleu']:.2f}"
-    teachers = reports(zoo.SHIPPED / name / "reports", "teacher")
+    teachers = markdown.reports(zoo.SHIPPED / name / "reports", "teacher")
     return {
         "BLEU": bleu,
-        **{cpu_column(text.report): text.speed_up() for text in _texts_to_texts(name)},
-        **{cpu_column(report): _times_teacher(name, report) for report in teachers},
-        "MB": stored_megabytes(zoo.SHIPPED / name),
+        **{markdown.cpu_column(text.report): text.speed_up() for text in _texts_to_texts(name)},
+        **{markdown.cpu_column(report): _times_teacher(name, report) for report in teachers},
+        "MB": markdown.stored_megabytes(zoo.SHIPPED / name),
     }
 
 
-def _times_teacher(name: str, report: Report) -> str:
+def _times_teacher(name: str, report: markdown.Report) -> str:
     """A student's throughput and its ratio to the teacher's, both in int8."""
     times, rate = report.content["times_as_fast"]["median"], report.content["sentences_per_second"][name]["median"]
     return f"{rate:,.0f} ({times:.2f}x teacher)"
@@ -107,9 +95,9 @@ def sections(name: str) -> str:
         "- **Input:** one sentence per line, tokenized by the model's SentencePiece vocabulary; a line of more than "
         f"{spec['max_length']} tokens is split into sentences",
     ]
-    if qualities := reports(zoo.SHIPPED / name / "reports", "bleu"):
-        parts.append(_quality(newest(qualities)))
-    parts += [_beside_teacher(name, report) for report in reports(zoo.SHIPPED / name / "reports", "teacher")]
+    if qualities := markdown.reports(zoo.SHIPPED / name / "reports", "bleu"):
+        parts.append(_quality(markdown.newest(qualities)))
+    parts += [_beside_teacher(name, report) for report in markdown.reports(zoo.SHIPPED / name / "reports", "teacher")]
     for text in _texts_to_texts(name):
         rates = {engine: f"{text.rate(engine):,.0f}" for engine in text.results}
         gain = {engine: f"{text.rate(engine) / text.rate('zoo-fp32'):.2f}x" for engine in OURS}
@@ -119,8 +107,8 @@ def sections(name: str) -> str:
         ]
         parts.append(
             f"- **Speed** from text to text, beam {text.case['beam']}, batch size {text.case['batch_size']} "
-            f"({source(text.report, MODELS)}):\n\n"
-            + table(["engine", "fp32 sentences/s", "int8 sentences/s", "int8 speed-up"], rows)
+            f"({markdown.source(text.report, markdown.MODELS)}):\n\n"
+            + markdown.table(["engine", "fp32 sentences/s", "int8 sentences/s", "int8 speed-up"], rows)
         )
     return "\n".join(parts)
 
@@ -132,10 +120,12 @@ def benchmarks(names: Sequence[str]) -> str:
         names: Names of the models.
     """
     threads = [
-        _threads(name, report) for name in names for report in reports(zoo.SHIPPED / name / "reports", "threads")
+        _threads(name, report)
+        for name in names
+        for report in markdown.reports(zoo.SHIPPED / name / "reports", "threads")
     ]
-    engines = [_beside_engines(report) for report in reports(PEERS, "translation")]
-    rewrites = [_rewrites(report) for report in reports(PEERS, "steps")]
+    engines = [_beside_engines(report) for report in markdown.reports(markdown.PEERS, "translation")]
+    rewrites = [_rewrites(report) for report in markdown.reports(markdown.PEERS, "steps")]
     parts = [
         *(["## Engines\n", ENGINES, *engines] if engines else []),
         *(["## Threads\n", *threads] if threads else []),
@@ -147,7 +137,7 @@ def benchmarks(names: Sequence[str]) -> str:
 def _texts_to_texts(name: str) -> list[TextToText]:
     """The translations of a test set by a model, one per CPU."""
     measured = []
-    for report in reports(PEERS, "translation"):
+    for report in markdown.reports(markdown.PEERS, "translation"):
         for case in report.content["cases"]:
             if (case["model"], case["task"]) == (name, "text"):
                 results = {result["engine"]: result for result in case["results"]}
@@ -155,7 +145,7 @@ def _texts_to_texts(name: str) -> list[TextToText]:
     return measured
 
 
-def _quality(report: Report) -> str:
+def _quality(report: markdown.Report) -> str:
     content = report.content
     rows = [["fp32", *(f"{content['metrics']['fp32'][key]:.2f}" for key in ("bleu", "chrf")), ""]]
     for engine, metrics, compared in (
@@ -170,12 +160,13 @@ def _quality(report: Report) -> str:
         rows.append([f"int8, {engine}", *cells, f"{100 * moved['agreement']:.1f}%"])
     return (
         f"- **Quality** on {content['data']}, `{content['signatures']['bleu']}`; in brackets the "
-        f"difference to fp32 with the 95% interval by paired bootstrap ({link(report.path, MODELS)}):\n\n"
-        + table(["precision", "BLEU", "chrF", "translations equal to fp32"], rows)
+        "difference to fp32 with the 95% interval by paired bootstrap "
+        f"({markdown.link(report.path, markdown.MODELS)}):\n\n"
+        + markdown.table(["precision", "BLEU", "chrF", "translations equal to fp32"], rows)
     )
 
 
-def _beside_teacher(name: str, report: Report) -> str:
+def _beside_teacher(name: str, report: markdown.Report) -> str:
     content = report.content
     teacher, beams, metrics, times = (content[key] for key in ("teacher", "beams", "metrics", "times_as_fast"))
     rates = {system: f"{rate['median']:,.0f}" for system, rate in content["sentences_per_second"].items()}
@@ -184,27 +175,27 @@ def _beside_teacher(name: str, report: Report) -> str:
         f"{times['median']:.2f}x ({times['spread'][0]:.2f} to {times['spread'][1]:.2f}) the throughput, {rates[name]} "
         f"sentences/s with beam {beams[name]} against {rates[teacher]} with beam {beams[teacher]}; BLEU "
         f"{metrics[name]['bleu']:.2f} against {metrics[teacher]['bleu']:.2f} ({content['data']}; "
-        f"{source(report, MODELS)})"
+        f"{markdown.source(report, markdown.MODELS)})"
     )
 
 
-def _threads(name: str, report: Report) -> str:
+def _threads(name: str, report: markdown.Report) -> str:
     content = report.content
     rates = {count: f"{rate['median']:,.0f}" for count, rate in content["sentences_per_second"].items()}
     return (
         f"{name}, native engine, text to text: {rates['2']} sentences/s with two threads, {rates['1']} with one "
-        f"({content['times_as_fast']:.2f}x; {content['data']}; {source(report, BENCHMARKS)}).\n"
+        f"({content['times_as_fast']:.2f}x; {content['data']}; {markdown.source(report, markdown.BENCHMARKS)}).\n"
     )
 
 
-def _beside_engines(report: Report) -> str:
+def _beside_engines(report: markdown.Report) -> str:
     """Engines: a fixed number of tokens per sentence, and a test set from text to text."""
     environment = report.content["environment"]
     cases = report.content["cases"]
     setting = environment["ctranslate2"]
     if isinstance(setting, dict):
         setting = ", ".join(f"{key}={value}" for key, value in setting.items())
-    parts = [f"On {source(report, BENCHMARKS)}; instruction set of CTranslate2: {setting}.\n"]
+    parts = [f"On {markdown.source(report, markdown.BENCHMARKS)}; instruction set of CTranslate2: {setting}.\n"]
     columns = ["model", "batch size", "beam", "engine", "sentences/s", "tokens/s", "peak MB (PSS)"]
     ours = [engine for engine in (*OURS, LISTED) if any(engine in case["ratios"] for case in cases)]
     gains = [f"speed-up of {engine}" for engine in ours]
@@ -216,7 +207,7 @@ def _beside_engines(report: Report) -> str:
             rows += [_row(case, result, ours, f"{result['ms_a_step']['median']:.3f}") for result in case["results"]]
         parts.append(
             f"Decoding of exactly {fixed[0]['steps']} tokens per sentence:\n\n"
-            + table([*columns, "ms per step", *gains], rows)
+            + markdown.table([*columns, "ms per step", *gains], rows)
         )
     if texts:
         rows = []
@@ -227,7 +218,7 @@ def _beside_engines(report: Report) -> str:
         quality_columns = ["BLEU", "chrF", "sentences/s without tokenization"]
         parts.append(
             f"Text to text, {environment['test_set']}; `{environment['signatures']['bleu']}`:\n\n"
-            + table([*columns, *quality_columns, *gains], rows)
+            + markdown.table([*columns, *quality_columns, *gains], rows)
         )
     return "\n".join(parts)
 
@@ -249,9 +240,9 @@ def _row(case: dict[str, Any], result: dict[str, Any], ours: Sequence[str], *mor
     ]
 
 
-def _rewrites(report: Report) -> str:
+def _rewrites(report: markdown.Report) -> str:
     """The gain of each rewrite of translation: ms per decoding step with and without it."""
-    parts = [f"On {source(report, BENCHMARKS)}.\n"]
+    parts = [f"On {markdown.source(report, markdown.BENCHMARKS)}.\n"]
     for model in report.content["models"]:
         measured = [(case["batch_size"], case["beam"]) for row in model["rows"] for case in row["cases"]]
         cases = list(dict.fromkeys(measured))
@@ -263,5 +254,5 @@ def _rewrites(report: Report) -> str:
             }
             rows.append([row["rewrite"], *(cells.get(case, "") for case in cases)])
         columns = [f"{model['model']}, {model['precision']}", *(f"batch {size}, beam {beam}" for size, beam in cases)]
-        parts.append(table(columns, rows))
+        parts.append(markdown.table(columns, rows))
     return "\n".join(parts)

@@ -6,19 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import zoo
-from pipelines.analysis.markdown import (
-    BENCHMARKS,
-    MODELS,
-    PEERS,
-    Report,
-    cpu,
-    cpu_column,
-    link,
-    newest,
-    reports,
-    source,
-    table,
-)
+from pipelines.analysis import markdown
 from pipelines.models.hub import Hub
 
 OVERVIEW = "ms per photo, JPEG to label"
@@ -36,17 +24,17 @@ def overview(name: str) -> dict[str, str]:
     measured = _reports(name)
     if not measured:
         return {}
-    report = newest(measured)
+    report = markdown.newest(measured)
     int8 = _quickest(report, "int8")
     top1 = " / ".join(f"{100 * report.content['quality']['metrics'][name]['top1']:.2f}" for name in ("fp32", "int8"))
     return {
         "top-1, %": top1,
-        **{cpu_column(report): _speed_up(report) for report in measured},
+        **{markdown.cpu_column(report): _speed_up(report) for report in measured},
         "MB": f"{_quickest(report, 'fp32')['model_mb']:.1f} / {int8['model_mb']:.1f}",
     }
 
 
-def _speed_up(report: Report) -> str:
+def _speed_up(report: markdown.Report) -> str:
     """The latency of int8 from JPEG to label and its ratio to fp32, each in its fastest engine."""
     int8, fp32 = (_quickest(report, name) for name in ("int8", "fp32"))
     latency = int8["latency_ms"]["p50"]
@@ -72,7 +60,7 @@ def sections(name: str) -> str:
     ]
     if not (measured := _reports(name)):
         return "\n".join([*lines, "- **Quality, speed:** not measured\n"])
-    report = newest(measured)
+    report = markdown.newest(measured)
     return "\n".join([*lines, _quality(report), *map(_speed_by_engine, measured)])
 
 
@@ -86,9 +74,9 @@ def benchmarks(names: Sequence[str]) -> str:
         Markdown; "" if nothing was measured.
     """
     measured = [(name, report) for name in names for report in _reports(name)]
-    pipelines = [_peer_pipelines(report) for report in reports(PEERS, "images")]
-    networks = [_networks_alone(report) for report in reports(PEERS, "image-networks")]
-    quantizers = [_peer_quantizers(report) for report in reports(PEERS, "vision")]
+    pipelines = [_peer_pipelines(report) for report in markdown.reports(markdown.PEERS, "images")]
+    networks = [_networks_alone(report) for report in markdown.reports(markdown.PEERS, "image-networks")]
+    quantizers = [_peer_quantizers(report) for report in markdown.reports(markdown.PEERS, "vision")]
     parts = [
         *(["## From JPEG to label\n", _pipelines(measured)] if measured else []),
         *(["## Peer pipelines\n", *pipelines] if pipelines else []),
@@ -98,17 +86,17 @@ def benchmarks(names: Sequence[str]) -> str:
     return "\n".join(["# Image classification\n", *parts]) if parts else ""
 
 
-def _reports(name: str) -> list[Report]:
-    return reports(zoo.SHIPPED / name / "reports", "images")
+def _reports(name: str) -> list[markdown.Report]:
+    return markdown.reports(zoo.SHIPPED / name / "reports", "images")
 
 
-def _quickest(report: Report, precision: str) -> dict[str, Any]:
+def _quickest(report: markdown.Report, precision: str) -> dict[str, Any]:
     """The result of the engine with the lowest latency from JPEG to label."""
     results = [result for result in report.content["results"] if result["precision"] == precision]
     return min(results, key=lambda result: float(result["latency_ms"]["p50"]))
 
 
-def _quality(report: Report) -> str:
+def _quality(report: markdown.Report) -> str:
     quality = report.content["quality"]
     shares = {
         key: " -> ".join(f"{100 * quality['metrics'][precision][key]:.2f}%" for precision in ("fp32", "int8"))
@@ -121,7 +109,7 @@ def _quality(report: Report) -> str:
     )
 
 
-def _speed_by_engine(report: Report) -> str:
+def _speed_by_engine(report: markdown.Report) -> str:
     results = {(result["precision"], result["engine"]): result for result in report.content["results"]}
     rows = []
     for engine in sorted({engine for _, engine in results}):
@@ -138,24 +126,27 @@ def _speed_by_engine(report: Report) -> str:
         "int8 speed-up (native: over the faster fp32)",
         "stream, images/s, fp32 / int8",
     ]
-    return f"- **Speed** from JPEG to label, single photos ({source(report, MODELS)}):\n\n" + table(columns, rows)
+    return (
+        f"- **Speed** from JPEG to label, single photos ({markdown.source(report, markdown.MODELS)}):\n\n"
+        + markdown.table(columns, rows)
+    )
 
 
-def _pipelines(measured: Sequence[tuple[str, Report]]) -> str:
+def _pipelines(measured: Sequence[tuple[str, markdown.Report]]) -> str:
     """Latency of models from JPEG to label, split by stage: a table per CPU."""
     data: dict[str, dict[str, None]] = {}
     for name, report in measured:
         data.setdefault(report.content["data"], {})[name] = None
     parts = ["Single photos:\n", *(f"- {', '.join(names)}: {text}" for text, names in data.items()), ""]
-    for name in dict.fromkeys(cpu(report) for _, report in measured):
-        group = [(model, report) for model, report in measured if cpu(report) == name]
-        place = source(group[0][1], BENCHMARKS).rpartition(", ")[0]
-        links = ", ".join(link(report.path, BENCHMARKS, model) for model, report in group)
+    for name in dict.fromkeys(markdown.cpu(report) for _, report in measured):
+        group = [(model, report) for model, report in measured if markdown.cpu(report) == name]
+        place = markdown.source(group[0][1], markdown.BENCHMARKS).rpartition(", ")[0]
+        links = ", ".join(markdown.link(report.path, markdown.BENCHMARKS, model) for model, report in group)
         parts.append(f"On {place}, {links}:\n\n{_stages(group)}")
     return "\n".join(parts)
 
 
-def _stages(measured: Sequence[tuple[str, Report]]) -> str:
+def _stages(measured: Sequence[tuple[str, markdown.Report]]) -> str:
     """The table of models on one CPU."""
     rows = []
     for name, report in measured:
@@ -188,10 +179,10 @@ def _stages(measured: Sequence[tuple[str, Report]]) -> str:
         "stream, images/s (batch size)",
         "file / process MB",
     ]
-    return table(columns, rows)
+    return markdown.table(columns, rows)
 
 
-def _peer_pipelines(report: Report) -> str:
+def _peer_pipelines(report: markdown.Report) -> str:
     """JPEG to label: this project and peer pipelines."""
     rows = []
     for model in report.content["models"]:
@@ -218,11 +209,11 @@ def _peer_pipelines(report: Report) -> str:
     return (
         f"Peers are Pillow, NumPy and the peer's engine. Same weights, {count} single photos, interleaved, medians of "
         f"CPU time{timed}, by `scripts/peers/vision/images.py` "
-        f"({source(report, BENCHMARKS)}).\n\n" + table(columns, rows)
+        f"({markdown.source(report, markdown.BENCHMARKS)}).\n\n" + markdown.table(columns, rows)
     )
 
 
-def _networks_alone(report: Report) -> str:
+def _networks_alone(report: markdown.Report) -> str:
     """Networks in the native kernels and in other engines: batches, threads, first call, peak throughput."""
     engines = ("onnxruntime", "openvino", "openvino-nncf", "litert")
     rows = []
@@ -265,20 +256,20 @@ def _networks_alone(report: Report) -> str:
     return (
         "Milliseconds per image; in brackets the speed-up of the native kernels. native, onnxruntime and openvino run "
         "this project's int8.onnx, the others their own quantized files. Interleaved in one process, by "
-        f"`scripts/peers/vision/image_networks.py` ({source(report, BENCHMARKS)}).\n\n"
+        f"`scripts/peers/vision/image_networks.py` ({markdown.source(report, markdown.BENCHMARKS)}).\n\n"
         f"- Multiply-accumulates per second, of the peak of int8 instructions on this core: {limits}.\n"
         f"- Labels equal to ONNX Runtime's: {labels}.\n"
         "- With AVX2 only, OpenVINO's sums saturate unless weights have 7 bits (`zoo quantize --reduced-range`).\n"
-        "  The native kernels are exact with 8.\n\n" + table(["network", "load", "native", *engines], rows)
+        "  The native kernels are exact with 8.\n\n" + markdown.table(["network", "load", "native", *engines], rows)
     )
 
 
 def _best_quantizers() -> str:
     """Agreement and SQNR of this project's file and of the best file of a peer, per network and CPU."""
     rows, higher = [], {"agreement": 0, "sqnr_db": 0}
-    for report in reports(PEERS, "vision"):
+    for report in markdown.reports(markdown.PEERS, "vision"):
         for model in report.content["models"]:
-            cells = [model["model"], cpu(report)]
+            cells = [model["model"], markdown.cpu(report)]
             for key, form in (("agreement", ".2f"), ("sqnr_db", ".1f")):
                 values: dict[bool, list[tuple[float, str]]] = {True: [], False: []}
                 for result in model["results"]:
@@ -291,11 +282,11 @@ def _best_quantizers() -> str:
     return (
         f"`zoo quantize` agrees more often with fp32 than the best peer in {higher['agreement']} of {len(rows)} "
         f"cases, and has the higher SQNR in {higher['sqnr_db']}.\n\n"
-        "The best file of `zoo quantize` and of its peers, each in its best engine.\n\n" + table(columns, rows)
+        "The best file of `zoo quantize` and of its peers, each in its best engine.\n\n" + markdown.table(columns, rows)
     )
 
 
-def _peer_quantizers(report: Report) -> str:
+def _peer_quantizers(report: markdown.Report) -> str:
     """This project's quantizer and its peers, per network and setting."""
     rows = []
     for model in report.content["models"]:
@@ -324,8 +315,8 @@ def _peer_quantizers(report: Report) -> str:
     return (
         f"Post-training quantization of the same float files, calibrated on {counts['calibration']} photos, evaluated "
         f"on {counts['test']} others, batch size 1, interleaved, by `scripts/peers/quantization/vision.py` "
-        f"({source(report, BENCHMARKS)}). `zoo` is `zoo quantize --search`. Agreement: labels equal to fp32's, of "
-        "the photos and of five views of each photo; one photo is "
+        f"({markdown.source(report, markdown.BENCHMARKS)}). `zoo` is `zoo quantize --search`. "
+        "Agreement: labels equal to fp32's, of the photos and of five views of each photo; one photo is "
         f"{100 / counts['test']:.2f} points. SQNR: of the logits. peak MB: memory of quantization.\n\n"
-        + table(columns, rows)
+        + markdown.table(columns, rows)
     )
