@@ -22,6 +22,7 @@ from pipelines.rewrites.hoist_linear import HoistLinear
 from pipelines.rewrites.hoist_transposes import HoistTransposes
 from pipelines.rewrites.lift_rows import LiftRows
 from pipelines.rewrites.merge_siblings import MergeSiblings
+from pipelines.rewrites.mix_channels import MixChannels
 from pipelines.rewrites.normalize_rows import NormalizeRows
 from pipelines.rewrites.one_hot_to_gather import OneHotToGather
 from pipelines.rewrites.pool_to_matmul import PoolToMatMul
@@ -51,6 +52,6 @@ def file_passes() -> list[Rewrite]:
     last = [FoldScale(factors=True), SubpixelConvolution(), FoldSpaceToDepth(), MergeSiblings(), FlattenLinear()]
     kinds = (
         *(DropNeutral, OneHotToGather, TabulateRows, PoolToMatMul, DftToEinsum, EinsumToMatMul, SumToAdd),
-        *(TileToExpand, BlocksToImage, WholeMaxPool, LiftRows, NormalizeRows),
+        *(TileToExpand, BlocksToImage, WholeMaxPool, MixChannels, LiftRows, NormalizeRows),
     )
     return [*(kind() for kind in kinds), *first, FuseNormalization(), HoistLinear(), *last]
