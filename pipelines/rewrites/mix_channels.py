@@ -16,7 +16,8 @@ class MixChannels(Rewrite):
     """Conv(x, w) = MatMul(x, B) + b for x [n, 1, channels] and w [1, 1, k], with the band matrix B of w.
 
     Gates of channels then stay in the order of channels, of which they are factors: native kernels and engines would
-    turn them into a line of pixels and back. Does not fire on unknown or more than `LONGEST` channels.
+    turn them into a line of pixels and back. A Transpose from [n, channels, 1] or back is a Reshape. Does not fire on
+    unknown or more than `LONGEST` channels.
     """
 
     def rewrite(self, model: ir.Model) -> int:
@@ -28,7 +29,8 @@ class MixChannels(Rewrite):
         Returns:
             Number of replaced operators.
         """
-        return sum(self._replace(model.graph, node) for node in list(model.graph) if query.is_op(node, "Conv"))
+        convolutions = [node for node in list(model.graph) if query.is_op(node, "Conv")]
+        return sum(self._replace(model.graph, node) for node in convolutions)
 
     def _replace(self, graph: ir.Graph, conv: ir.Node) -> bool:
         sizes, weight = query.dimensions(conv.inputs[0]), query.constant(conv.inputs[1])
@@ -47,6 +49,8 @@ class MixChannels(Rewrite):
             self.refuse(conv, f"it is over more than {LONGEST} values, or a number that is unknown")
             return False
         taken, name = query.used_names(graph), str(conv.outputs[0].name)
+        _reshape(graph, query.producer(conv.inputs[0], "Transpose"), (1, matrix.shape[0]), taken)
+        _reshape(graph, query.sole_user(conv.outputs[0]), (matrix.shape[1], 1), taken)
         product = edit.node(
             "MatMul",
             [conv.inputs[0], edit.initializer(graph, f"{name}.band", matrix, taken)],
@@ -61,6 +65,13 @@ class MixChannels(Rewrite):
         graph.insert_before(conv, product)
         edit.substitute([conv], ir.node("Add", [product.outputs[0], row], name=conv.name))
         return True
+
+
+def _reshape(graph: ir.Graph, turn: ir.Node | None, sizes: tuple[int, int], taken: set[str]) -> None:
+    """Replaces a Transpose of channels [n, channels, 1] to a line [n, 1, channels], or back, by a Reshape."""
+    if turn is not None and turn.op_type == "Transpose" and list(turn.attributes.get_ints("perm", [])) == [0, 2, 1]:
+        shape = edit.initializer(graph, f"{turn.outputs[0].name}.shape", np.array([0, *sizes]), taken)
+        edit.substitute([turn], ir.node("Reshape", [turn.inputs[0], shape], name=turn.name))
 
 
 def _band(conv: ir.Node, weight: NDArray[np.float32], channels: int) -> NDArray[np.float32] | None:

@@ -17,6 +17,14 @@ def test_gates_of_channels_are_a_linear_layer(normal):
     assert ops(net) == ["ReduceMean", "Unsqueeze", "MatMul", "Sigmoid", "Reshape", "Mul"]
 
 
+def test_transposes_around_it_are_reshapes(normal):
+    text = """(float[n,12,1] x) => (float[n,12,1] y) {
+        l = Transpose<perm=[0,2,1]>(x) c = Conv<pads=[1,1]>(l, w) y = Transpose<perm=[0,2,1]>(c) }"""
+    net = model(text, w=normal(1, 1, 3))
+    rewritten(net, MixChannels(), x=normal(2, 12, 1))
+    assert ops(net) == ["Reshape", "MatMul", "Reshape"]
+
+
 @pytest.mark.parametrize(
     ("options", "inputs", "operators"),
     [

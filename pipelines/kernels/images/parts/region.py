@@ -15,7 +15,7 @@ from pipelines.kernels.images.mapping.fuse import fused
 from pipelines.kernels.images.mapping.orders.choices import is_choice
 from pipelines.kernels.images.mapping.qdq import refused
 from pipelines.kernels.images.mapping.walk import Input, Pending
-from pipelines.kernels.images.program import ImageProgram
+from pipelines.kernels.images.program import ImageProgram, ValuePart
 from pipelines.kernels.images.steps import Dequantize, Pixels
 
 SEARCHED = 50  # operators behind a value by which its layout is found
@@ -176,6 +176,17 @@ class Region(ImageMapping):
             floats=floats,
             inputs=() if alone else tuple(self._entered),
         )
+
+    def _value_part(self, value: ir.Value, stored: bool = False) -> ValuePart:
+        """See `ImageMapping`; the shape has the axes of size 1 that the value has in the graph."""
+        name, shape, dtype = super()._value_part(value, stored)
+        own = self._shapes.get(name, shape)
+        return name, shape if stored or _wide(own) != _wide(shape) else own, dtype
+
+
+def _wide(shape: tuple[int, ...]) -> list[int]:
+    """The sizes of the axes with more than one value."""
+    return [size for size in shape if size > 1]
 
 
 def is_data(value: ir.Value) -> bool:

@@ -93,6 +93,19 @@ def test_a_branch_reads_a_layer(tmp_path: Path) -> None:
     assert [part.split(":")[0] for part in parts] == ["native", "onnxruntime", "native"]
 
 
+def test_axes_of_one_value_pass_a_border(tmp_path: Path) -> None:
+    """The means of channels [n, 32, 1], which native steps hold as [n, 32], are transposed in ONNX Runtime."""
+    g = Graph()
+    high = layer(g, layer(g, g.quantize("image", 0.02, 120), 3, scale=0.02), 32)
+    means = g.quantize(g.add("Squeeze", [g.add("GlobalAveragePool", [high]), g.constant(np.array([3]))]), 0.1, 0)
+    odd = g.add("Sin", [g.add("Transpose", [means], perm=[0, 2, 1])])
+    gates = g.add("Reshape", [odd, g.constant(np.array([0, 32, 1, 1]))])
+    scaled = g.quantize(g.add("Mul", [high, g.quantize(gates, 0.01, 128)]), 0.3, 0)
+    path = g.save(tmp_path / "m.onnx", SHAPE, layer(g, layer(g, scaled, 32, scale=0.3), 32, 8))
+    parts = agree(path, batch_of(), 0.1)  # "Invalid rank for input" before
+    assert [part.split(":")[0] for part in parts] == ["native", "onnxruntime", "native"]
+
+
 @pytest.mark.parametrize("batch", ["n", None])
 def test_an_axis_of_samples_that_a_reshape_loses_is_found(tmp_path: Path, batch: str | None) -> None:
     """tf2onnx turns images of one channel around by a Reshape, whose first axis is free."""
