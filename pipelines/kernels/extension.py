@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from typing import Any, NamedTuple
 
@@ -10,11 +11,23 @@ from pipelines.core.errors import RequestError
 
 
 def native() -> Any:
-    """Returns the extension module, or None if the installation could not build it (see `missing`)."""
+    """Returns the extension module, or None if there is none for this installation and CPU (see `missing`)."""
+    module = _built()
+    return module if module is not None and _runs_here(module) else None
+
+
+def _built() -> Any:
+    """Returns the extension module, or None if the installation could not build it."""
     try:
         return importlib.import_module("pipelines.kernels._native")
     except ImportError:
         return None
+
+
+@functools.cache
+def _runs_here(module: Any) -> bool:
+    """Whether this CPU runs an instruction set of the module; `make run` leaves out those slower than its CPU's."""
+    return any(supported for *_, supported, _ in module.instruction_sets())
 
 
 class InstructionSet(NamedTuple):
@@ -72,12 +85,14 @@ def missing() -> str:
     """Returns why there are no native kernels and what to do, or ""."""
     if native() is not None:
         return ""
+    again = "run in the repository: pip install --force-reinstall --no-deps ."
+    if _built() is not None:
+        return f"make run built them for the CPU of another machine; {again}"
     try:
         reason = importlib.import_module("pipelines.kernels._unbuilt").REASON
     except ImportError:
         reason = f"no extension module for this Python in {__package__}"
-    again = "pip install --force-reinstall --no-deps ."
-    return f"{reason}; install a C++17 compiler (g++ 11 or newer), then run in the repository: {again}"
+    return f"{reason}; install a C++17 compiler (g++ 11 or newer), then {again}"
 
 
 def required() -> Any:

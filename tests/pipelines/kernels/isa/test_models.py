@@ -1,6 +1,7 @@
 """The models of AVX-VNNI and AVX-VNNI-INT8 in instructions of AVX2: their kernels have the bits of the references on any CPU."""
 
 import os
+import types
 
 import numpy as np
 import pytest
@@ -73,6 +74,15 @@ def test_an_instruction_set_that_is_not_there_is_refused(monkeypatch):
     monkeypatch.setenv("ZOO_ISA", "avx10")
     with pytest.raises(RequestError, match="found ZOO_ISA=avx10, expected an instruction set of this CPU: .*portable"):
         extension.isas()
+
+
+def test_kernels_that_this_cpu_cannot_run_are_missing(monkeypatch):
+    """Those that `make run` built on a machine with another CPU."""
+    module = types.ModuleType("_native")
+    module.instruction_sets = lambda: [("avx512", "AVX-512 VNNI", True, False, True)]
+    monkeypatch.setattr(extension, "_built", lambda: module)
+    assert extension.native() is None and extension.isas() == []
+    assert "CPU of another machine; run in the repository: pip install" in extension.missing()
 
 
 def test_the_cap_excludes_the_sets_above(monkeypatch):
