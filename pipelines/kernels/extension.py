@@ -62,7 +62,8 @@ def isas() -> list[str]:
     names = list(module.isas())
     if not names:
         supported = ", ".join(isa.name for isa in instruction_sets() if isa.supported and isa.listed)
-        raise RequestError(f"found ZOO_ISA={settings.isa()}, expected an instruction set of this CPU: {supported}")
+        expected = f"expected an instruction set of this CPU and build: {supported}"
+        raise RequestError(f"found ZOO_ISA={settings.isa()}, {expected}")
     return names
 
 
