@@ -52,7 +52,8 @@ def test_wrong_at_small_static_batch_sizes(wrong, count):
     np.testing.assert_allclose(catalog.load(wrong, "openvino").run(batch)["y"], expected)
     (verdict,) = verdicts()
     assert verdict["form"] != forms.STATIC and "output y of openvino differs" in verdict["faults"][forms.STATIC]
-    assert {1, 2, 8, 64, count} <= {*verdict["sizes"]}
+    # the size of the caller is always compared, the others within a few seconds
+    assert count in verdict["sizes"] and {*verdict["sizes"]} <= {1, 2, 8, 64, count}
 
 
 def test_the_verdict_is_said_once_and_remembered(wrong, monkeypatch, caplog):
