@@ -182,7 +182,7 @@ def test_float_is_refused(shipped, rows, tmp_path, verb):
 @pytest.fixture
 def bare(monkeypatch):
     """An installation without the extension."""
-    monkeypatch.setattr(extension, "native", lambda: None)
+    monkeypatch.setattr(extension, "_built", lambda: None)
 
 
 def test_without_kernels_auto_takes_a_stock_engine(bare, shipped, rows, tmp_path):

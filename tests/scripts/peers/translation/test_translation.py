@@ -12,6 +12,7 @@ import pytest
 from helpers.tiers import one_in
 
 import zoo
+from pipelines.analysis import markdown
 from pipelines.core.errors import RequestError
 from pipelines.kernels import extension
 from pipelines.models.folder import open_folder
@@ -389,14 +390,14 @@ def test_rewrites_are_a_table_of_the_benchmarks(tmp_path: Path, monkeypatch: pyt
     place |= {"versions": {"onnxruntime": "1", "openvino": "2", "python": "3"}}
     report = {"models": [{"model": "small", "precision": "int8", "rows": rows}], "environment": place}
     (tmp_path / "steps-some-cpu.json").write_text(json.dumps(report))
-    monkeypatch.setattr(report_sections, "PEERS", tmp_path)
+    monkeypatch.setattr(markdown, "PEERS", tmp_path)
     page = re.sub(" +", " ", report_sections.benchmarks([]))
     assert "| small, int8 | batch 1, beam 4 | batch 32, beam 4 |" in page
     assert "| b | | 1.000 / 2.500 (2.50x) |" in page
 
 
 def test_a_report_is_a_section_of_the_benchmarks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report_sections, "PEERS", tmp_path)
+    monkeypatch.setattr(markdown, "PEERS", tmp_path)
     assert report_sections.benchmarks([]) == ""
     steps, text = engines.Case("small", "steps", 2, 1, 30), engines.Case("mine", "text", 2, 4)
     said = ("Ein Mann geht heute nach Hause .",)
