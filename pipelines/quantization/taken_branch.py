@@ -122,7 +122,7 @@ def _with_branch(model: ir.Model, position: int, taken: bool) -> ir.Model:
 
 
 def _renamed(model: ir.Model, end: str, inner: bool = False) -> ir.Model:
-    """Returns a copy whose results, or all of its inner values, have names of their own."""
+    """Returns a copy with `end` appended to the names of its results, or of all values but its inputs (`inner`)."""
     copy = model.clone()
     for value in _inner(copy.graph) if inner else copy.graph.outputs:
         value.name = f"{value.name}{end}"

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pipelines.core.errors import RequestError
 from pipelines.graph import query
 
-MIN_SHARED_WEIGHTS = 64  # weights of which several share a byte: the number of bytes then says how many
+MIN_SHARED_WEIGHTS = 64  # from this number of weights on, a byte encodes several; the number of bytes tells which
 BASES = {5: 3, 3: 5, 2: 15}  # digits in a byte: their base; the digits are odd numbers of values around 0
 
 

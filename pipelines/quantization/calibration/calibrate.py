@@ -26,7 +26,7 @@ from pipelines.quantization.recipe import OBSERVERS
 
 BATCH = 256  # maximum samples per run
 MEMORY = "128MB"
-FOLDED_SAMPLES = range(8, 129)  # numbers of samples whose histograms are also kept in two folds
+FOLDED_SAMPLES = range(8, 129)  # numbers of samples with which histograms are also counted in two folds
 ACTIVATIONS = 0.9  # least share of the memory for activations; the less, the more often large models run
 
 
